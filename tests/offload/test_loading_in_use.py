@@ -237,6 +237,44 @@ def test_it_waits_for_calls_that_are_under_way_and_new_ones_wait_for_it(
         load.result()
 
 
+def test_an_edit_within_an_edit_waits_for_calls_of_what_it_edits(client: Client) -> None:
+    model = nn.ModuleDict({"first": Net(WIDE), "second": Net(WIDE)}).requires_grad_(False)
+    second: Any = model["second"]
+    began, goes_on, inside = threading.Event(), threading.Event(), threading.Event()
+
+    def during() -> None:
+        began.set()
+        goes_on.wait()
+
+    def call() -> list[float]:
+        with torch.inference_mode():
+            return second().tolist()  # type: ignore[no-any-return]
+
+    with (
+        client.attach(dict(model.items()), resident=0, blocks=["blocks"]) as attachment,
+        ThreadPoolExecutor(2) as pool,
+    ):
+
+        def edit() -> None:
+            with attachment.edit("first"), attachment.edit("second"), torch.no_grad():
+                inside.set()
+                for weight in second.parameters():
+                    weight.mul_(-1.0)
+
+        second.blocks[1].during = during
+        under_way = pool.submit(call)
+        began.wait()
+        second.blocks[1].during = lambda: None
+        edited = pool.submit(edit)
+        while not (_changing.now and any("second" in n for n in _changing.now[client])):
+            assert not edited.done()
+        assert not inside.is_set()
+        goes_on.set()
+        before = under_way.result()
+        edited.result()
+        assert call() == [-number for number in before]
+
+
 def test_who_holds_it_may_wait_for_another_thread_to_load_it(client: Client) -> None:
     """Loading waits for calls, not for `use`; a call itself may load."""
     with attached(client, "buffers") as (loading, _), ThreadPoolExecutor(1) as pool:

@@ -53,13 +53,6 @@ class _Owners:
         for one in found:
             for module in walk(one.module, starts):
                 self.of.setdefault(id(module), []).append(one.name)
-        #: Modules in no component.
-        self.outside = {
-            id(module): module
-            for root in roots.values()
-            if id(root) not in starts
-            for module in walk(root, starts)
-        }
 
 
 def own(

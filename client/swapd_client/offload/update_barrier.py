@@ -80,22 +80,43 @@ def tell() -> None:
 def quiet(components: Components) -> Iterator[None]:
     """A `with` block during which no other thread is in a call of these components.
 
-    Blocks until the calls under way have ended, and logs the threads if that takes long. No-op in
-    such a block, and in a thread that is in a call itself, since others may wait for that thread.
+    Blocks until the calls under way have ended, and logs the threads if that takes long. Within
+    another such block, these components stay quiet until that one ends. No-op in a thread that is
+    in a call itself, since others may wait for that thread.
     """
     scope = here()
-    if _changing.by == scope.thread or any(entry.is_call for entry in scope.entries):
+    if any(entry.is_call for entry in scope.entries):
+        yield
+        return
+    if _changing.by == scope.thread:
+        _widen(components, scope)
         yield
         return
     with _changing.one_at_a_time:
         try:
-            _changing.by, _changing.now = scope.thread, components
+            _changing.by, _changing.now = scope.thread, _together({}, components)
             _await_calls(components, scope)
             yield
         finally:
             _changing.by, _changing.now = 0, None
             with _changing.lock:
                 _changing.told.notify_all()
+
+
+def _widen(components: Components, scope: Scope) -> None:
+    before = _changing.now or {}
+    if (wider := _together(before, components)) == before:
+        return
+    _changing.now = wider
+    tell()  # a call that waits inside a call of these goes on, or both would wait for ever
+    _await_calls(wider, scope)
+
+
+def _together(some: Components, others: Components) -> Components:
+    return {
+        client: frozenset((*some.get(client, ()), *others.get(client, ())))
+        for client in dict.fromkeys((*some, *others))
+    }
 
 
 def _await_calls(components: Components, scope: Scope) -> None:

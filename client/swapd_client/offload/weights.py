@@ -220,12 +220,13 @@ def edits(weights: Sequence[ComponentWeights]) -> Iterator[None]:
     calls of `weights` in other threads have ended; new ones wait. Raises as `Client.update` and
     `Client.acquire`.
     """
-    if getattr(_thread, "values", None) is not None:
-        yield
-        return
     changes = Changes()
     for one in weights:
         one.quieten(changes)
+    if getattr(_thread, "values", None) is not None:
+        with quiet(changes.in_steps):
+            yield
+        return
     changed = False
     try:
         with quiet(changes.in_steps):
