@@ -395,9 +395,15 @@ def test_a_change_that_fails_changes_nothing(scene: Scene) -> None:
 
 
 def test_nor_does_one_of_another_shape(scene: Scene) -> None:
-    stage, model = scene.stage("thinker")
-    with pytest.raises(InvalidSource, match=r"language_model\.weight"), stage.memory.changing():
-        model.language_model.weight.data = torch.ones(3)
+    stage, model = scene.stage("thinker", cpu_offload_enabled=True)
+
+    def change() -> None:
+        with stage.memory.changing():
+            double(model)
+            model.visual.weight.data = torch.ones(3)
+
+    with pytest.raises(InvalidSource, match=r"visual\.weight"):
+        change()
     with stage.using():
         assert torch.equal(model(X), Model()(X))
 
@@ -425,6 +431,17 @@ def test_weights_can_be_changed_though_the_daemon_is_gone(scene: Scene, when: st
             assert ended.wait(PATIENCE_S)
         double(model)
     assert torch.equal(model(X), Model()(X) * 2)
+
+
+def test_a_change_that_fails_changes_nothing_though_the_daemon_is_gone(scene: Scene) -> None:
+    stage, model = scene.stage("thinker")
+    ended = threading.Event()
+    stage.client.session.life.when_ended(lambda _: ended.set())
+    scene.daemon.kill()
+    assert ended.wait(PATIENCE_S)
+    with pytest.raises(ZeroDivisionError), stage.memory.changing():
+        double(model, fail=True)
+    assert torch.equal(model(X), Model()(X))
 
 
 def test_weights_that_are_nowhere_are_not_changed(

@@ -1,10 +1,11 @@
 """Real engines whose weights do not fit: layers come and go inside each step, unseen by tokens."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from benchmarks.vllm import larger
 from tests.guarantees.harness import Daemon
@@ -20,7 +21,7 @@ from tests.vllm.engines import (
     on_swapd,
     plain,
 )
-from tests.vllm.models import DEEP, write
+from tests.vllm.models import DEEP, HEAD, write
 
 Expected = Mapping[str, list[list[list[int]]]]
 
@@ -29,6 +30,8 @@ LAYER, REST, LAYERS = 6 * MIB, 10 * MIB, 24
 BUDGET = 96 * MIB
 #: Nothing hides the peak of a step.
 AS_IT_IS = {"load_workspace": 0}
+#: It can be sent new weights.
+SENT = {"weight_transfer_config": {"backend": "ipc"}}
 
 
 @pytest.fixture
@@ -39,6 +42,12 @@ def place(deep: Path, nursery: Nursery) -> Iterator[Scene]:
 
 def passing(daemon: Daemon, name: str = "deep") -> int:
     return sum(one.name.startswith(f"{name}.streamed/") for one in daemon.status().components)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of a checkpoint's tensors."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return list(file.keys())
 
 
 def check(engine: Engine, expected: Expected, name: str = "deep") -> None:
@@ -116,14 +125,20 @@ def test_two_of_them_take_turns_with_their_caches_and_outlive_the_daemon(
     assert passing(daemon)
 
 
+def plainly(place: Scene, new: Path, before: object) -> object:
+    """The answer of plain vLLM to a request with new weights of `deep`, which it writes first."""
+    write(new, DEEP["deep"]._replace(seed=99))
+    (alone,) = place.start(plain(new))
+    after = alone.generate(REQUESTS[2], TOKENS)
+    alone.close()
+    assert after != before
+    return after
+
+
 def test_new_weights_of_a_stage_larger_than_the_arena_are_computed_with_while_another_takes_turns(
     place: Scene, expected_deep: Expected, tmp_path: Path
 ) -> None:
-    write(tmp_path / "new", DEEP["deep"]._replace(seed=99))
-    (alone,) = place.start(plain(tmp_path / "new"))
-    after = alone.generate(REQUESTS[2], TOKENS)
-    alone.close()
-    assert after != expected_deep["deep"][2]
+    after = plainly(place, tmp_path / "new", expected_deep["deep"][2])
     daemon = place.daemon(budget=BUDGET)
     deep, rival = place.start(
         *(on_swapd(place.models / name, daemon.folder, {"resident": "70MiB"}) for name in DEEP)
@@ -133,6 +148,62 @@ def test_new_weights_of_a_stage_larger_than_the_arena_are_computed_with_while_an
     deep.call("reload_weights", None, str(tmp_path / "new"))
     assert deep.generate(REQUESTS[2], TOKENS) == after
     assert rival.result() == expected_deep[rival.label][1]
+    assert passing(daemon)
+    assert daemon.status().bytes_out == 0
+
+
+def test_weights_sent_to_a_stage_larger_than_the_arena_count_when_all_have_come_and_not_before(
+    place: Scene, expected_deep: Expected, tmp_path: Path
+) -> None:
+    before, new, odd = expected_deep["deep"][2], tmp_path / "new", tmp_path / "odd"
+    after = plainly(place, new, before)
+    write(odd, DEEP["deep"]._replace(layers=LAYERS + 1, inner=HEAD))
+    daemon = place.daemon(budget=BUDGET)
+    deep, rival = place.start(
+        *(
+            on_swapd(place.models / name, daemon.folder, {"resident": "70MiB"}, **SENT)
+            for name in DEEP
+        ),
+        imports="tests.vllm.transfers",
+    )
+    names = names_in(new)
+    half, other_half = names[::2], names[1::2]  # of each layer, some in each
+
+    def send(folder: Path, *names: str) -> None:
+        deep.call("update_weights", {"folder": str(folder), "names": names})
+
+    def fails(error: str, then: Callable[[], object]) -> None:
+        deep.call("start_weight_update")
+        send(new, *half)
+        with pytest.raises(EngineFailed, match=error):
+            then()
+
+    wrong = f"model.layers.{LAYERS - 1}.mlp.down_proj.weight"
+    fails("exceeds dimension size", lambda: send(odd, wrong))
+    check(deep, expected_deep)
+    unknown = f"model.layers.{LAYERS}.mlp.down_proj.weight"
+    fails("no module or parameter", lambda: send(odd, unknown))
+    check(deep, expected_deep)
+    fails("have not come", lambda: deep.call("finish_weight_update"))
+    with pytest.raises(EngineFailed, match="must be called before update_weights"):
+        send(new, *other_half)
+    check(deep, expected_deep)
+    rival.begin("generate", REQUESTS[1], TOKENS)
+    deep.call("start_weight_update")
+    send(new, *half)
+    rival.begin("generate", REQUESTS[3], TOKENS)
+    send(new, *other_half)
+    deep.call("finish_weight_update")
+    assert deep.generate(REQUESTS[2], TOKENS) == after
+    assert [rival.result(), rival.result()] == expected_deep[rival.label][1::2]
+    fails("exceeds dimension size", lambda: send(odd, wrong))
+    with pytest.raises(EngineFailed, match="exceeds dimension size"):
+        deep.call("reload_weights", None, str(odd))
+    assert deep.generate(REQUESTS[2], TOKENS) == after
+    deep.call("start_weight_update")
+    send(place.models / "deep", *names)
+    deep.call("finish_weight_update")
+    check(deep, expected_deep)
     assert passing(daemon)
     assert daemon.status().bytes_out == 0
 

@@ -5,12 +5,15 @@ vLLM calls a worker's methods one after the other, in one thread.
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
+from torch.nn import Module
+from vllm.model_executor.model_loader.reload import layerwise
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
@@ -41,6 +44,7 @@ class SwapdWorkerMixin(WorkerStart):
     """Mixed into a worker class of vLLM, as first base."""
 
     _change = ExitStack()
+    _weight_update_active: bool
     #: Makes the message to the scheduler about the current step.
     _verdict: scheduler.StepVerdict = staticmethod(scheduler.all_counts)
     #: The same for the last step, in a rank whose output vLLM does not take.
@@ -145,14 +149,14 @@ class SwapdWorkerMixin(WorkerStart):
     # --- new weights -----------------------------------------------------------------------
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
-        """If this fails, vLLM leaves the model without weights: start the stage again."""
-        with self._swapd.memory.changing():
+        """If this fails, all weights are as they were."""
+        with self._changing():
             super().reload_weights(*args, **kwargs)
         self._moving.warn_of_new(self._models())
 
     def reset_weights(self) -> None:
         """Set all weights to zero, so that a trainer can check that it writes to each of them."""
-        with self._swapd.memory.changing():
+        with self._changing():
             super().reset_weights()
 
     def start_weight_update(self) -> None:
@@ -176,15 +180,27 @@ class SwapdWorkerMixin(WorkerStart):
         if self._weight_update_active:
             return start()  # it raises vLLM's own error
         with ExitStack() as stack:
-            stack.enter_context(self._swapd.memory.changing())
+            stack.enter_context(self._changing())
             start()
             self._change = stack.pop_all()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._swapd.memory.changing():
+            try:
+                yield
+            except BaseException:
+                _put_back(self._models())
+                raise
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException as exc:
+            if self._weight_update_active:  # vLLM leaves it so where the end fails
+                self._weight_update_active = False
+                self.weight_transfer_engine.reset_weight_update_target()
             self._change.__exit__(type(exc), exc, exc.__traceback__)
             raise
 
@@ -225,6 +241,18 @@ class SwapdWorkerMixin(WorkerStart):
 
 
 _id_of = attrgetter("req_id")
+
+
+def _put_back(models: Mapping[str, Module]) -> None:
+    """Give layers their parameters back, which vLLM takes from them until all new ones are there.
+
+    Else they stay without, and vLLM would count what had come as part of the next update.
+    """
+    for layer in chain.from_iterable(model.modules() for model in models.values()):
+        info = layerwise.get_layerwise_info(layer)
+        if info.kernel_tensors is not None:
+            layerwise._place_kernel_tensors(layer, info)
+            info.reset()
 
 
 if config.is_disabled():

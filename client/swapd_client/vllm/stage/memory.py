@@ -16,7 +16,7 @@ from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, InvalidSource, SessionEnded, TooLarge
 from swapd_client.lease import Lease
-from swapd_client.memory.movable import is_wrapper
+from swapd_client.memory.movable import is_wrapper, leaves
 from swapd_client.offload.weights import ComponentWeights
 from swapd_client.vllm import layers
 from swapd_client.vllm.kept import Content
@@ -135,7 +135,8 @@ class StageMemory:
                 with self._turns.in_order():  # the other ranks wait for this one as usual
                     self._turns.go_alone(error)
                     self._connection.refuse_stopped()
-                yield
+                with _restored_on_error(self._components.tensors):
+                    yield
                 return
             client, components = self._connection.client, self._components
             with (
@@ -219,8 +220,9 @@ def _written(
             _point(tensor, copies.of(tensor).to(tensor.device))
         yield
         try:
-            for part, tensors in parts.items():
-                client.update(part, {name: tensor.data for name, tensor in tensors.items()})
+            client._update_together(
+                {part: {name: one.data for name, one in own.items()} for part, own in parts.items()}
+            )
         except SessionEnded as exc:
             when_gone(exc)
             with torch.no_grad():
@@ -229,6 +231,25 @@ def _written(
     finally:
         for tensor, home in homes:
             _point(tensor, home)
+
+
+@contextmanager
+def _restored_on_error(parts: Mapping[str, Mapping[str, torch.Tensor]]) -> Iterator[None]:
+    """In the block the parameters, in private memory, may be written to in place.
+
+    Needs host memory for all of them.
+    """
+    named = chain.from_iterable(tensors.items() for tensors in parts.values())
+    mine = chain.from_iterable(leaves(*one) for one in named)
+    before = [(one, one.data, one.data.to("cpu", copy=True)) for _, one in mine]
+    try:
+        yield
+    except BaseException:
+        for tensor, home, values in before:
+            _point(tensor, home)
+            with torch.inference_mode(home.is_inference()), torch.no_grad():
+                home.copy_(values)
+        raise
 
 
 def _refuse_wrappers(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
