@@ -9,7 +9,7 @@ from rich.text import Text
 
 from swapd.cli.common import columns, if_any
 from swapd.plan import claims
-from swapd.plan.demands import StreamPoint
+from swapd.plan.demands import READ_BYTES_PER_S, StreamPoint
 from swapd.plan.shares import GpuPlan, Larger
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
@@ -113,8 +113,9 @@ def _streams(point: StreamPoint) -> str:
     return (
         f"{point.name} does not fit: {point.streamed} of its {point.layers} layers stream, "
         f"{point.slots} at a time, and come in again at each step. It runs with enforce_eager: "
-        "true. Tokens/s are an estimate, of one request, by the copies alone. To have more layers "
-        "stream, for a larger KV cache, set resident in its additional_config.swapd:"
+        "true. Tokens/s are an estimate, of one request: the slower of these copies and of a GPU "
+        f"that reads its own memory at {rate(READ_BYTES_PER_S)}. To have more layers stream, for a "
+        "larger KV cache, set resident in its additional_config.swapd:"
     )
 
 

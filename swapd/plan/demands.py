@@ -153,6 +153,11 @@ class Term(msgspec.Struct, frozen=True):
 What = Literal["fastest", "balanced", "least memory"]
 
 
+#: Bandwidth of the GPU's own memory in an estimate: an L4 has 0.3 TB/s, an H200 4.8 (NVIDIA's data
+#: sheets).
+READ_BYTES_PER_S = 1e12
+
+
 class StreamPoint(msgspec.Struct, frozen=True):
     name: str
     what: What
@@ -163,7 +168,8 @@ class StreamPoint(msgspec.Struct, frozen=True):
     #: Bytes that stay, without the window: the setting `resident`.
     resident_bytes: int
     step_bytes: int
-    #: Estimate: the time of these copies. A step that computes longer hides them.
+    #: Estimate for one request: the longer of these copies and of the compute, which reads all
+    #: weights once from the memory of the GPU.
     step_s: float
     #: Largest KV cache beside it, and its tokens, if known.
     cache_bytes: int
@@ -190,7 +196,7 @@ def points(claim: Demand, room: int, bytes_per_s: float) -> Iterator[StreamPoint
             turn_bytes=own.taken,
             resident_bytes=part.nbytes - number * part.each_bytes,
             step_bytes=number * part.each_bytes,
-            step_s=number * part.each_bytes / bytes_per_s,
+            step_s=max(number * part.each_bytes / bytes_per_s, part.nbytes / READ_BYTES_PER_S),
             cache_bytes=cache,
             cache_tokens=kv.tokens_in(claim.cache, cache) if claim.cache else 0,
         )

@@ -55,12 +55,13 @@ def planned(
     card: str,
     *stages: dict[str, Any],
     chunk: str | None = None,
+    bandwidth: float = 25e9,
 ) -> tuple[GpuPlan, dict[int, dict[str, Any]], tuple[str, ...]]:
     """The plan of one GPU, the stages of its overlay by number, and the notes."""
     path = folder / "deploy.yaml"
     path.write_text(yaml.safe_dump({"async_chunk": False, "stages": list(stages)}))
     file = StageFile(deploy.read(path), [str(omni.write(folder / "model", *model))])
-    options = PlanOptions(typed_size(card), bandwidth=25e9, chunk=chunk)
+    options = PlanOptions(typed_size(card), bandwidth=bandwidth, chunk=chunk)
     (report,) = reports_of([file], options).reports
     (gpu,) = report.gpus
     made = yaml.safe_load(report.overlay)
@@ -109,6 +110,15 @@ def test_what_does_not_fit_streams_and_has_room(tmp_path: Path, name: str) -> No
     caches = [one.cache_bytes for one in gpu.streams]
     assert caches == sorted(caches), "the more layers stream, the more room for the cache"
     play(gpu)
+
+
+def test_a_step_takes_as_long_as_its_copies_or_its_compute(tmp_path: Path) -> None:
+    at = tmp_path / "slow"
+    at.mkdir()
+    slow, _, _ = planned(at, OLMO, "16GiB", stage(0, "olmo"))
+    assert [p.step_s for p in slow.streams] == [p.step_bytes / 25e9 for p in slow.streams]
+    fast, _, _ = planned(tmp_path, OLMO, "16GiB", stage(0, "olmo"), bandwidth=1e15)
+    assert {round(p.step_s, 4) for p in fast.streams} == {0.0146}, "13.6 GiB at 1 TB/s"
 
 
 def play(gpu: GpuPlan) -> None:
