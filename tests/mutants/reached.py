@@ -82,7 +82,8 @@ def files(tree: Path, group: str) -> list[Path]:
 
 def copied(to: Path) -> Path:
     """A copy of the tree, without what is built and installed in it."""
-    shutil.copytree(ROOT, to, ignore=shutil.ignore_patterns(".*", "build", "dist", "__pycache__"))
+    made = (".git", ".venv*", ".*_cache", ".hypothesis", "build", "dist", "__pycache__")
+    shutil.copytree(ROOT, to, ignore=shutil.ignore_patterns(*made))
     return to
 
 
