@@ -136,9 +136,7 @@ class _Held:
 def _held(ledger: Ledger, agents: Iterable[Agent], beside: Agent | None = None) -> _Held:
     by_agent = ledger.holders.by_agent
     all_of = [*agents, beside] if beside in by_agent else agents
-    held = _Held(
-        ledger.pool.total - ledger.fixed, {a: by_agent[a].components.values() for a in all_of if a}
-    )
+    held = _Held(ledger.room, {a: by_agent[a].components.values() for a in all_of if a})
     for agent in agents:
         held.wishes[agent] = _wishes(ledger, ledger.queue.holding[agent].values())
     return held
@@ -194,7 +192,7 @@ def _held_chunks(ledger: Ledger, *more: Agent) -> int:
 
 def _in_doubt(ledger: Ledger) -> list[Agent]:
     """Return the agents that hold and wait, except those that can surely run."""
-    room = ledger.pool.total - ledger.fixed - _held_chunks(ledger)
+    room = ledger.room - _held_chunks(ledger)
     return [
         agent
         for agent, waiters in ledger.queue.holding.items()
@@ -213,7 +211,7 @@ def _surely_fit(ledger: Ledger, waiters: Iterable[Waiter], room: int) -> bool:
 
 
 def _fits_beside_all(ledger: Ledger, head: Waiter) -> bool:
-    room = ledger.pool.total - ledger.fixed - _held_chunks(ledger, head.owner)
+    room = ledger.room - _held_chunks(ledger, head.owner)
     return _surely_fit(ledger, [head], room)
 
 

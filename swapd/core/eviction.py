@@ -163,7 +163,7 @@ def _foreseen(
     for c in filter(is_foreseen, idle):
         rest.setdefault(c.side, []).append(c)
     candidates = [Candidate(name, sum([c.chunks for c in of])) for name, of in rest.items()]
-    expected = ledger.foresight.expected(dict.fromkeys(c.side for c in asked))
+    expected = ledger.foresight.expected(ledger.room, dict.fromkeys(c.side for c in asked))
     need -= sum([c.chunks for c in first])
     chosen = [c for one in going(need, candidates, expected) for c in rest[one.name]]
     return dict.fromkeys([*first, *chosen, *idle])

@@ -205,7 +205,7 @@ class Foresight:
     def __init__(self) -> None:
         self._chain = Chain()
         self._known: set[str] = set()
-        self._uses = self._room = 0
+        self._uses = 0
         self._lru, self._foreseen = _Ghost(), _Ghost()
         self._moves_less = False
 
@@ -217,7 +217,6 @@ class Foresight:
         if len(self._known) > THINGS_MAX:
             return
         self._chain.use(name, chunks)
-        self._room = room
         self._uses += 1
         if not self.rules and self._uses // PERIOD % SELDOM:
             return  # LRU is better now: look again later
@@ -241,8 +240,8 @@ class Foresight:
         """Whether the chain moved less lately than LRU."""
         return len(self._known) <= THINGS_MAX and self._moves_less
 
-    def expected(self, using: Iterable[str]) -> defaultdict[str, float]:
-        return self._chain.expected(self._room, using)
+    def expected(self, room: int, using: Iterable[str]) -> defaultdict[str, float]:
+        return self._chain.expected(room, using)
 
 
 def going(

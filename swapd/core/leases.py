@@ -50,7 +50,7 @@ def _foresee(ledger: Ledger, held: list[Component]) -> None:
         if c.policy == "lru" and not c.workspace:
             chunks[c.side] = chunks.get(c.side, 0) + c.chunks
     for name, size in chunks.items():
-        ledger.foresight.use(name, size, ledger.pool.total - ledger.fixed)
+        ledger.foresight.use(name, size, ledger.room)
 
 
 def _note_turn(ledger: Ledger, number: int, held: list[Component]) -> None:

@@ -254,6 +254,11 @@ class Ledger:
     def somebody_waits(self) -> bool:
         return bool(self.queue.queued or self.prefetches)
 
+    @property
+    def room(self) -> int:
+        """The chunks that all components that may leave have together."""
+        return self.pool.total - self.fixed
+
     def chunks_for(self, nbytes: int) -> int:
         return -(-nbytes // self.chunk_bytes)
 

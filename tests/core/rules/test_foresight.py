@@ -64,7 +64,7 @@ def test_what_goes_away_is_forgotten(make: Make) -> None:
     w.leave(s)
     foresight = w.ledger.foresight
     assert not vars(foresight)["_known"]
-    assert not foresight.expected(())
+    assert not foresight.expected(20, ())
 
 
 def test_a_step_of_a_loop_is_no_new_use() -> None:
