@@ -97,6 +97,16 @@ class Card:
             self._complained = True
             log.error("%s", error)
 
+    @contextmanager
+    def unless_lost(self) -> Iterator[None]:
+        """If the GPU is lost, log a DeviceFailed of the block instead of raising it."""
+        try:
+            yield
+        except DeviceFailed as exc:
+            if not self.lost:
+                raise
+            self.complain(exc)
+
     def settle(self, timeout_s: float = SETTLE_S) -> bool:
         """Wait for all work of this process on the GPU; return whether it has ended.
 

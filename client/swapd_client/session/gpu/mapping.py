@@ -1,17 +1,16 @@
 """A component's address range on the GPU; the counterpart of `memory.mapping.Range`."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from swapd.device.base import numbers
-from swapd.device.driver import Access
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Runs
 from swapd_client.errors import DeviceFailed
 from swapd_client.session.gpu.card import Card
+from swapd_client.session.gpu.private import PrivateMemory
 
 
 class GpuRange:
@@ -47,8 +46,8 @@ class GpuRange:
         self.reserved: int = self._span if before is None else before.reserved
         self.taken_over = before is not None
         self.when_left: Callable[[], None] | None = before.when_left if before else None
-        #: Sizes of the mappings of private memory.
-        self._pieces: tuple[int, ...] = () if before is None else before._pieces
+        pieces = before._own.pieces if before else ()
+        self._own: PrivateMemory = PrivateMemory(card, self.address, nbytes, pieces)
         #: The mapped chunks, accessible or not.
         self._mapped: tuple[int, ...] = ()
         #: Number of accessible chunks, from the first on.
@@ -60,8 +59,6 @@ class GpuRange:
         self.generation = 0
         #: The chunks with the latest bytes; None if the host copy has those.
         self._latest: tuple[int, ...] | None = None
-        #: Memory set aside for `make_private`: handle and size.
-        self._own: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
         where = "in" if self._shown else "out"
@@ -105,11 +102,11 @@ class GpuRange:
         """Map these chunks in place of others, after work on memory taken over."""
         chunks = tuple(numbers(runs))
         handles = self._card.imports(chunks, writable=self._writable)
-        if self._pieces:
+        if self._own.pieces:
             self._card.settle()
         with self.lock:
             if not (self._private or self.is_shown(generation)):  # private: others use the chunks
-                self._drop_private()
+                self._own.unmap()
                 if generation != self.generation:
                     self._latest = None
                     self._forbid()
@@ -144,7 +141,7 @@ class GpuRange:
         with self.lock:
             newer = generation is not None and generation < self.generation
             if not (self._private or newer):
-                with _unless_lost(self._card):
+                with self._card.unless_lost():
                     withdraw()
 
     @property
@@ -178,16 +175,11 @@ class GpuRange:
 
     def set_memory_aside(self) -> None:
         with self.lock:
-            if self._own is None and self.nbytes:
-                self._own = self._card.allocate(self.nbytes)
+            self._own.set_aside()
 
     def give_memory_back(self) -> None:
         with self.lock:
-            if self._own is not None:
-                handle, _ = self._own
-                self._own = None
-                with _unless_lost(self._card), self._card.using() as driver:
-                    driver.release(handle)
+            self._own.give_back()
 
     def make_private(self, master: OwnedFd | None, *, keep_shown: bool) -> None:
         """Make the range private memory, with the bytes of `master`, or zeros.
@@ -198,7 +190,7 @@ class GpuRange:
         with self.lock:
             if self._private:
                 return
-            if self._pieces:
+            if self._own.pieces:
                 pass  # not given up yet
             elif keep_shown and self._latest is not None:
                 handles = self._card.imports(self._latest, writable=self._writable)
@@ -206,26 +198,27 @@ class GpuRange:
                 if not self._writable:
                     self._allowed = 0  # read access is not enough
                 self._allow(len(self._latest), writable=True)
-                self._pieces = (self._card.chunk_bytes,) * len(self._mapped)
+                self._own.pieces = (self._card.chunk_bytes,) * len(self._mapped)
             else:
                 self._unmap()
                 if self.nbytes:
-                    self._pieces = (self._move_in(master),)
+                    self._own.move_in(master)
             self._shown = self._private = True
             self._card.has_private |= self.nbytes > 0
 
     def give_up_private(self) -> None:
         """Free the memory taken over, after all GPU work of this process. Raises: DeviceFailed."""
-        if self._pieces:
+        if self._own.pieces:
             self._card.settle()
         with self.lock:
-            self._drop_private()
+            if not self._private:
+                self._own.unmap()
         self._say_left()
 
     def stay_private(self) -> bool:
         """After a failed registration, keep the memory taken over; False if it is replaced."""
         with self.lock:
-            if self._pieces:
+            if self._own.pieces:
                 self._shown = self._private = True
             self._card.has_private |= self.nbytes > 0
             return self._private or not self.generation
@@ -243,14 +236,14 @@ class GpuRange:
             self._card.complain(exc)  # address space is plentiful, and the first error is reported
 
     def _say_left(self) -> None:
-        if self.when_left is not None and not (self._pieces or self._private):
+        if self.when_left is not None and not (self._own.pieces or self._private):
             left, self.when_left = self.when_left, None
             left()
 
     def _show_again(self, generation: int) -> bool:
         """Show chunks that are mapped already; False if there are none."""
         with self.lock:
-            if generation != self.generation or not self._mapped or self._pieces:
+            if generation != self.generation or not self._mapped or self._own.pieces:
                 return False
             self._show_mapped()
             return True
@@ -292,37 +285,3 @@ class GpuRange:
             self._card.unmap(self.address, len(self._mapped))
             self._mapped = ()
         self._to_forbid = 0
-
-    def _drop_private(self) -> None:
-        if self._private or not self._pieces:
-            return
-        with self._card.using() as driver:
-            while self._pieces:
-                *before, last = self._pieces
-                driver.unmap(self.address + sum(before), last)
-                self._pieces = tuple(before)
-
-    def _move_in(self, master: OwnedFd | None) -> int:
-        handle, nbytes = self._own or self._card.allocate(self.nbytes)
-        self._own = None
-        with self._card.using() as driver:
-            try:
-                driver.map(self.address, nbytes, handle)
-            finally:
-                driver.release(handle)  # the mapping keeps it alive
-            driver.set_access(self.address, nbytes, Access.READ_WRITE)
-        if master is None:
-            self._card.zero(self.address, self.nbytes)
-        else:
-            self._card.fill(self.address, master, self.nbytes)
-        return nbytes
-
-
-@contextmanager
-def _unless_lost(card: Card) -> Iterator[None]:
-    try:
-        yield
-    except DeviceFailed as exc:
-        if not card.lost:
-            raise
-        card.complain(exc)
