@@ -213,14 +213,14 @@ def unregister(leasing: Leasing, name: str) -> None:
     def leave() -> None:
         if not session.has(part):
             return
-        session.registry.before_unbind(part)
+        session.registry.unbinding.before_unbind(part)
         try:
             with suppress(UnknownComponent):  # the daemon knew before an interrupt
                 leasing.call(protocol.Unregister(session.next_id(), name))
         except BaseException:
             part.where.give_memory_back()
             raise
-        session.registry.unbind(part)
+        session.registry.unbinding.unbind(part)
 
     to_its_end(leave)
 

@@ -79,7 +79,7 @@ def join_next(client: _Client, error: SessionEnded, until: float) -> None:
     if lost.session.forked:
         lost.session.life.leave_to_parent()
         lost.session.check()
-    if lost.session.error is None and not lost.session.registry.deserted:
+    if lost.session.error is None and not lost.session.life.deserted:
         return  # another call was first
     may_wait = SessionEnded if not client.reconnect_s else (SessionEnded, type(None))
     if not isinstance(lost.session.error, may_wait):

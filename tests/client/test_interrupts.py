@@ -93,7 +93,7 @@ def former(daemon: Spawned) -> Tensors:
     """Tensors of a lost daemon."""
     with swapd_client.connect(daemon.folder) as lost:
         tensors = registered(lost)
-        lost.session.registry.deserted = True
+        lost.session.life.deserted = True
     return tensors
 
 

@@ -19,6 +19,8 @@ class Life:
     def __init__(self) -> None:
         self.usable = True
         self.error: SwapdError | None = None
+        #: Whether the daemon left the session, rather than this process.
+        self.deserted = False
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         #: Guards registrations and leases: no holder sees half of the session's end. Re-entrant: a

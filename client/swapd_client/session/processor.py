@@ -141,7 +141,7 @@ class Processor:
         """After the daemon's death, free scarce memory that no lease uses."""
 
     def leave(self, part: Part, *, keep_shown: bool) -> None:
-        """Unmap all memory of a dead daemon: see `Registry.leave`."""
+        """Unmap all memory of a dead daemon: see `Unbinding`."""
         bytes_of = part.master if part.has_contents else None
         part.where.make_private(bytes_of, keep_shown=keep_shown)
 

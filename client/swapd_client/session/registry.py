@@ -1,5 +1,5 @@
 """The components that this process has registered with one daemon, and the moves of tensors to
-their ranges and back. `registration.py` sends the requests in between.
+their ranges; `unbinding.py` has the way back. `registration.py` sends the requests in between.
 """
 
 import logging
@@ -14,7 +14,6 @@ from swapd_client.errors import (
     DuplicateName,
     InvalidArgument,
     InvalidSource,
-    OutOfMemory,
     UnknownComponent,
 )
 from swapd_client.memory import place, ranges
@@ -25,6 +24,7 @@ from swapd_client.memory.sources import layout_of, module_of
 from swapd_client.session.endpoint import need_descriptors
 from swapd_client.session.life import Life, Masters, Told
 from swapd_client.session.processor import Processor
+from swapd_client.session.unbinding import Unbinding
 
 log = logging.getLogger("swapd_client")
 
@@ -44,21 +44,16 @@ class Registry:
         chunk_bytes: int,
     ) -> None:
         self.parts: dict[str, Part] = {}
-        #: Places where the daemon's memory stays mapped for writing after the close.
-        self.staying: list[Place] = []
-        #: Whether the daemon left the session, rather than this process.
-        self.deserted = False
         self._life = life
         self._lock = life.lock
         self._processor = processor
-        self._board = board
         self._masters = masters
-        self._told = told
         self._chunk_bytes = chunk_bytes
         #: Bytes to keep on the device, by family.
         self.kept: dict[str, int | None] = {}
         #: Stands for the session in claims, without keeping it alive.
         self._owner = object()
+        self.unbinding = Unbinding(life, processor, board, told, self.parts)
 
     def all(self) -> list[Part]:
         """Return a copy, because other threads may change the parts."""
@@ -295,9 +290,9 @@ class Registry:
         if not part.where.taken_over:
             part.where.discard()
         elif part.where.stay_private():
-            self._keep(part)
+            self.unbinding.keep(part)
         else:  # another thread has been granted it already
-            self.try_unbind(part, keep_shown=part.mutable)
+            self.unbinding.try_unbind(part, keep_shown=part.mutable)
         part.close()
         part.master = None
 
@@ -313,89 +308,6 @@ class Registry:
             known = self.parts.get(part.name) is part
             has_them = part.master or (part.old_master and not part.where.shown)
             return part.map_master() if known and has_them else None
-
-    # --- out -----------------------------------------------------------------------------
-
-    def before_unbind(self, part: Part) -> None:
-        """Make sure that `unbind` will have its memory. Raises: OutOfMemory."""
-        try:
-            part.where.set_memory_aside()
-        except OutOfMemory as exc:
-            raise OutOfMemory(f"{part.name!r} stays registered: {exc}") from exc
-
-    def unbind(self, part: Part, *, keep_shown: bool = False) -> None:
-        """Make a component's tensors private memory, with the same values and addresses.
-
-        On a GPU it blocks for the copy, and raises OutOfMemory or DeviceFailed: the range is
-        unmapped then. May be repeated after an interrupt.
-        """
-        try:
-            is_saved = self._board.is_saved(part.slot, part.where.generation)
-            bytes_of = (part.old_master or part.master) if part.has_contents else None
-            part.where.make_private(bytes_of, keep_shown=keep_shown and not is_saved)
-            self._keep(part)
-            ranges.remove(part)
-        except Exception:
-            ranges.remove(part, is_gone=True)
-            self._leave(part)
-            raise
-        self._leave(part)
-
-    def try_unbind(self, part: Part, *, keep_shown: bool) -> bool:
-        """As `unbind`; return False if there is no memory, or the GPU is lost."""
-
-        def unbind() -> None:
-            self.unbind(part, keep_shown=keep_shown)
-
-        try:
-            return self._processor.attempt(unbind)
-        except OutOfMemory:
-            return False
-
-    def leave(self, part: Part) -> None:
-        """Unmap the memory of a dead daemon: the component waits here for the next one.
-
-        Bytes later than the host copy's become private memory; on the host, others do, too. May be
-        repeated. Raises: DeviceFailed.
-        """
-        if part.master is None:
-            return
-        is_saved = part.incomplete or self._board.is_saved(part.slot, part.where.generation)
-        self._processor.leave(part, keep_shown=part.mutable and not is_saved)
-        self._note_staying(part)
-        if part.has_contents:
-            part.old_master = part.master
-        else:
-            part.master.close()
-        part.master = None
-
-    def let_go(self, part: Part) -> None:
-        self._processor.attempt(part.where.revoke)
-        ranges.remove(part, is_gone=True)
-        self._leave(part)
-
-    def _leave(self, part: Part) -> None:
-        """Remove the component. May be repeated after an interrupt."""
-        self._note_staying(part)
-        with self._lock:
-            self._told.wanted.discard(part.name)
-            part.close()
-            part.close_old()
-            self.parts.pop(part.name, None)
-
-    def _note_staying(self, part: Part) -> None:
-        if part.mutable and part.where.on_chunks and part.where not in self.staying:
-            self.staying.append(part.where)
-
-    def _keep(self, part: Part) -> None:
-        """Remember private memory, so that its tensors can be registered with the next daemon.
-
-        Not after `unregister` or `close`: the caller may share it with tensors that swapd does not
-        know.
-        """
-        if part.where.shown and (part.where.taken_over or self.deserted):
-            found = Former(part.where, part.layout.spans(part.address), part.sealed_master())
-            place.keep(self._processor.key, found)
 
 
 def _check_apart(parts: Iterable[Part]) -> None:

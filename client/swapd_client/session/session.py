@@ -26,7 +26,6 @@ from swapd_client.leases.arrivals import Arrivals
 from swapd_client.leases.leases import Leases
 from swapd_client.memory import ranges
 from swapd_client.memory.part import Part
-from swapd_client.session import ending
 from swapd_client.session.endpoint import need_descriptors, need_threads
 from swapd_client.session.gpu import Gpu
 from swapd_client.session.life import Files, Life, Masters, Told
@@ -62,8 +61,6 @@ class Session:
         Raises: NotRunning, Timeout, VersionMismatch, DaemonGone, LimitReached.
         """
         self.endpoint = endpoint
-        #: Components whose bytes are lost, because the GPU had no room for them at the close.
-        self._bare: list[Part] = []
         need_descriptors(SESSION_DESCRIPTORS, "to connect")
         need_threads(1, "to connect")
         self._lifeline = self._line(endpoint, answer_s)
@@ -104,7 +101,6 @@ class Session:
         self.folder, self.ring = self._lifeline.folder, self._lifeline.ring
         self.not_answering, self.send = self._lifeline.not_answering, self._lifeline.send
         self._ids = 0
-        self._could_write = False
         #: Whether a call of `close` is under way, or was the last; whether that is done.
         self._closing = self.closed = False
         self._lifeline.listen(self._on_message, self._on_end)
@@ -147,7 +143,7 @@ class Session:
         if isinstance(reply, protocol.Refused):
             self.check()  # the reason for the session's end goes first
             error = from_refusal(reply)
-            self.registry.deserted |= isinstance(error, SessionEnded)  # the daemon stops
+            self.life.deserted |= isinstance(error, SessionEnded)  # the daemon stops
             raise error
         return reply
 
@@ -290,7 +286,7 @@ class Session:
         """Set the reason, once, and wake every wait. May be repeated after an interrupt."""
         with self.life.lock:
             if self.life.error is None:
-                self.registry.deserted |= isinstance(error, SessionEnded)
+                self.life.deserted |= isinstance(error, SessionEnded)
                 for part in self.components.values():
                     part.incomplete = part.placed is not None and not self.arrivals.is_complete(
                         part.placed
@@ -314,7 +310,7 @@ class Session:
         DeviceFailed.
         """
         self._hang_up()
-        ending.leave_all(self.registry, self.processor)
+        self.registry.unbinding.leave_all(self.registry.all())
         self._let_go()
 
     def handed_over(self) -> None:
@@ -346,37 +342,34 @@ class Session:
             if mine:
                 self._closing = False
             raise
-        if self._bare:
-            ending.warn_of(self._bare)
+        self.registry.unbinding.warn()
 
     def _close(self, *, keep: bool) -> None:
         """Close the session. Each step may be repeated."""
         self._hang_up()
         if keep:
-            ending.make_all_private(self.registry, self.processor, self.error, self._bare)
+            self.registry.unbinding.make_all_private(self.registry.all(), self.error)
         else:
-            ending.let_go_of_all(self.registry, self.processor)
+            self.registry.unbinding.let_go_of_all(self.registry.all())
         self._let_go()
         alive.pop(self, None)
         self.closed = True
 
     def _hang_up(self) -> None:
         # the daemon's end may not be known yet
-        self.registry.deserted |= not self._lifeline.is_daemon_alive()
+        self.life.deserted |= not self._lifeline.is_daemon_alive()
         self.end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
-        self._could_write |= any(part.mutable for part in self.registry.all())
+        self.registry.unbinding.note_mutable(self.registry.all())
 
     def _let_go(self) -> None:
-        """Close the rest. Only places in `registry.staying` still map memory of the daemon."""
+        """Close the rest. What still maps memory of the daemon, `Unbinding.when_left` awaits."""
         with self.life.lock:
             self.leases.closed = True
         self._masters.close()
         self._files.close()
         self.processor.close()
-        if self._could_write:
-            let_go = partial(self._lifeline.let_go, self.welcome.token)
-            ending.when_left(self.registry.staying, let_go)
+        self.registry.unbinding.when_left(partial(self._lifeline.let_go, self.welcome.token))
 
     def _leave_to_parent(self) -> None:
         self.life.leave_to_parent()
