@@ -356,7 +356,7 @@ class AsyncLeasing:
         except TimeoutError as exc:
             if isinstance(exc, SwapdError) or timeout_s is None:
                 raise
-            raise self.session.not_answering(timeout_s) from exc
+            raise self.session.lifeline.not_answering(timeout_s) from exc
 
     async def acquire(self, asked: Asked) -> AsyncLease:
         """As `Leasing.acquire`, for the running task."""

@@ -55,12 +55,12 @@ class Leasing:
         self.session = session
         self.tracing = tracing
         self.told = session.told
-        self.cache = Cache(session.ring)
+        self.cache = Cache(session.lifeline.ring)
         self._numbers = itertools.count()
         self._recent: deque[tuple[float, protocol.Release]] = deque()
         self.factory = factory
         self._own = _Own()
-        session.sweeps(self.sweep)
+        session.lifeline.sweep = self.sweep
         session.life.when_ended(self._daemon_gone)
 
     # --- requests ------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Leasing:
         reply = channel.collect(request.id, timeout_s)
         if reply is None:
             channel.abandon(request.id)
-            raise self.session.not_answering(timeout_s)
+            raise self.session.lifeline.not_answering(timeout_s)
         return self.session.unwrap(reply)
 
     def _before_a_request(self) -> None:
@@ -394,7 +394,7 @@ class Leasing:
         self._recent.append((now, release))
         while self._recent and now - self._recent[0][0] > UNTOLD_S:
             self._recent.popleft()
-        if not self.session.give_back((release,)):
+        if not self.session.lifeline.try_send(protocol.GivenBack((release,))):
             return False
         record.told = True
         return True

@@ -165,7 +165,7 @@ def _ask(leasing: Leasing, part: Part, *, transient: bool) -> None:
     def ask() -> None:
         request = session.registry.request(part, session.next_id(), transient=transient)
         if part.old_master is not None:  # the daemon may reuse it
-            session.send(protocol.HandBack(request.id), [part.old_master.fileno()])
+            session.lifeline.send(protocol.HandBack(request.id), [part.old_master.fileno()])
         leasing.call(request)
 
     try:

@@ -120,7 +120,8 @@ def test_its_own_thread_gets_its_memory_with_the_same_message(
 ) -> None:
     """Not only when the lifeline has told that somebody waits."""
     keep(client, "large")
-    client.session.sweeps(lambda: NEVER_S)  # the thread that hears of waiters gives nothing back
+    # the thread that hears of waiters gives nothing back
+    client.session.lifeline.sweep = lambda: NEVER_S
     for name in ("huge", "large", "huge"):
         client.acquire(name, timeout=20.0).release()
 
@@ -138,7 +139,8 @@ def test_a_lease_that_ended_for_an_acquire_that_failed_is_not_used_again(
     """Not even if the daemon grants the thread's next acquire without a word of it."""
     client.acquire("b").release()  # it is in, so another acquire of it ends nothing
     keep(client, "a")
-    client.session.sweeps(lambda: NEVER_S)  # the acquire is over before this thread gives it back
+    # the acquire is over before this thread gives it back
+    client.session.lifeline.sweep = lambda: NEVER_S
     with other.acquire("huge"):
         with pytest.raises(Timeout):
             client.acquire("large", timeout=0.1)
@@ -231,7 +233,7 @@ def test_a_gap_that_no_message_may_have_is_left_out(
     keep(client, "a")
     record = next(iter(client.leasing.cache.records.values()))
     record.gap_s, record.since = -1.0, -2 * PAST_MAX_S
-    client.session.ring()
+    client.session.lifeline.ring()
     await_none(other)
 
 

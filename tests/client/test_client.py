@@ -13,7 +13,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd.shared.protocol import Release
+from swapd.shared.protocol import FromClient
 from swapd_client import Client, ClientClosed
 from swapd_client.memory.component import Component
 from swapd_client.registration import refuse_in_use
@@ -111,14 +111,14 @@ def test_a_child_waits_for_nothing_that_the_parent_was_at(monkeypatch: pytest.Mo
     with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
         client.register("a", {"x": b"a"}, mutable=True)
         giving, go_on = threading.Event(), threading.Event()
-        give_back = client.session.give_back
+        try_send = client.session.lifeline.try_send
 
-        def held_up(releases: tuple[Release, ...]) -> bool:
+        def held_up(message: FromClient) -> bool:
             giving.set()
             go_on.wait()
-            return give_back(releases)
+            return try_send(message)
 
-        monkeypatch.setattr(client.session, "give_back", held_up)
+        monkeypatch.setattr(client.session.lifeline, "try_send", held_up)
         for _ in range(3):  # from the second on it is kept
             client.acquire("a").release()
         giving.wait()

@@ -123,7 +123,7 @@ def test_what_cannot_be_a_host_copy_is_left(world: World, kind: str) -> None:
     session, given = client.session, offers(kind)
     for n, fd in enumerate(given):
         request = session._ids + 1 if len(given) == 1 else 1 << 30 | n
-        session._lifeline.send(protocol.HandBack(request), [fd])
+        session.lifeline.send(protocol.HandBack(request), [fd])
         os.close(fd)
     tensor = torch.full((NBYTES,), 7, dtype=torch.uint8)
     client.register("a", {"a": tensor})
@@ -137,7 +137,7 @@ def test_what_cannot_be_a_host_copy_is_left(world: World, kind: str) -> None:
 def test_a_hand_back_without_a_descriptor_ends_its_session_alone(world: World) -> None:
     daemon = world.daemon()
     client, other = (swapd_client.connect(daemon.folder) for _ in range(2))
-    client.session._lifeline.send(protocol.HandBack(1))
+    client.session.lifeline.send(protocol.HandBack(1))
     daemon.await_record("SessionGone")
     other.register("a", {"a": torch.ones(NBYTES, dtype=torch.uint8)})
     other.close()

@@ -96,10 +96,10 @@ def test_its_question_takes_no_answer_of_the_interrupted_call(client: Client) ->
 
 def close_while_the_lifeline_waits(client: Client) -> None:
     """Close while the lifeline's thread gives back leases, for which it needs the cache's lock."""
-    lifeline = client.session._lifeline
+    lifeline = client.session.lifeline
     assert lifeline._thread is not None
     if client.session.error is None:
-        client.session.ring()
+        lifeline.ring()
         while select.select([lifeline._bell.fileno()], [], [], 0)[0]:
             at = sys._current_frames().get(lifeline._thread.ident or 0)
             if at is not None and at.f_code is Cache.each.__code__:

@@ -82,7 +82,7 @@ async def test_a_task_hears_it_too(clients: tuple[Client, Client]) -> None:
     first, second = clients
     held, hears = first.acquire("a"), asyncio.Event()
     loop = asyncio.get_running_loop()
-    async with await swapd_client.connect_async(second.session.folder.path) as client:
+    async with await swapd_client.connect_async(second.session.lifeline.folder.path) as client:
         told = list[Forecast]()
 
         def progress(forecast: Forecast) -> None:

@@ -433,7 +433,7 @@ class Worker:
 
     def let_go(self, token: str) -> None:
         """Say that this process has let go of the memory of the session with that token."""
-        self.client.session._lifeline.let_go(bytes.fromhex(token))
+        self.client.session.lifeline.let_go(bytes.fromhex(token))
 
     def error(self) -> str:
         """The error that ended the session; "" if it runs."""

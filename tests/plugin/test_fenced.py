@@ -41,7 +41,7 @@ def its_memory_taken(stage: Stage, daemon: Daemon) -> Iterator[None]:
     """Within it, another session computes on the stage's memory, unknown to the stage's session."""
     taken, computed = threading.Event(), threading.Event()
     session = stage.client.session
-    session._lifeline.send = lambda message, fds=(): None  # type: ignore[method-assign]
+    session.lifeline.send = lambda message, fds=(): None  # type: ignore[method-assign]
     taker = threading.Thread(target=take, args=(daemon, taken, computed), daemon=True)
     with session.life.lock:  # the session's own thread needs it
         taker.start()

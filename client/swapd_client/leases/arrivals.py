@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from math import inf
 
 from swapd.shared.board import ARRIVED, LANDED, ArrivalFailed, Board, word
-from swapd.shared.protocol import Placement
+from swapd.shared.protocol import Broken, Placement
 from swapd.shared.units import size
 from swapd_client.errors import DeviceFailed, SessionFenced, SwapdError, Timeout
 from swapd_client.leases.book import Record, Word
@@ -82,11 +82,11 @@ class Arrivals:
         except ArrivalFailed:
             return False
 
-    def broken(self, name: str, generation: int, why: str) -> None:
-        """Note that the component will never arrive. Call this before the board's word ends the
-        waits.
-        """
-        self._broken[name, generation] = why
+    def broken(self, message: Broken) -> None:
+        """Note that a component will never arrive, and end the waits for it."""
+        self._broken[message.name, message.generation] = message.why  # first: waits raise it
+        if part := self._parts.get(message.name):
+            self._board.fail(part.slot, message.generation)
 
     def not_arrived(self, name: str, generation: int) -> SwapdError:
         if self._life.error is not None:

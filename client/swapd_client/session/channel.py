@@ -97,7 +97,7 @@ class ChannelFactory:
         self.session = session
         self.context = zmq.Context()
         #: Sockets connect, and reconnect, through the daemon's folder.
-        self._folder = session.folder.again()
+        self._folder = session.lifeline.folder.again()
         self._numbers = itertools.count()
         self._lock = threading.RLock()
         self._closed = False

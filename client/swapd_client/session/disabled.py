@@ -149,7 +149,7 @@ class Disabled(Session):
             case protocol.Register(name=name, nbytes=nbytes):
                 file = OwnedFd(os.memfd_create("swapd"))
                 os.ftruncate(file.fileno(), nbytes)
-                self._masters.add(protocol.Master(name, nbytes, request=request.id), file)
+                self.masters.add(protocol.Master(name, nbytes, request=request.id), file)
             case protocol.Acquire():
                 return self._granted(request)
             case protocol.AcquireWorkspace() | protocol.AcquireStart():

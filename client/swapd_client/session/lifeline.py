@@ -46,7 +46,7 @@ class Lifeline:
         self._endpoint = endpoint
         self._answer_s = answer_s
         self.folder = find(endpoint)
-        #: Wakes the thread to call `sweep`, which returns the seconds until its next call.
+        #: Wakes the thread for `sweep`, as messages do; it returns the seconds until its next call.
         self._bell = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self.sweep: Callable[[], float] = lambda: inf
         try:
@@ -117,7 +117,7 @@ class Lifeline:
 
     def try_send(self, message: protocol.FromClient) -> bool:
         """Send a message, unless it would block or is too long. True, too, if the daemon is
-        gone.
+        gone. Later requests may overtake it.
         """
         data = protocol.encode(message)
         if len(data) > protocol.LIFELINE_MAX_BYTES:

@@ -298,6 +298,20 @@ class Registry:
 
     # --- in use --------------------------------------------------------------------------
 
+    def take_away(self, name: str, generation: int) -> bool:
+        """Unmap the chunks of this generation; return False if they are still mapped."""
+        part = self.parts.get(name)
+        if part is None:
+            return True
+        self._processor.before_revoking(part, generation)
+        return self._processor.attempt(part.where.revoke, generation)
+
+    def saved(self, message: protocol.Saved) -> None:
+        if part := self.parts.get(message.name):
+            part.where.saved(message.generation)
+            if message.anew:
+                part.lost = message.generation
+
     def map_master(self, part: Part) -> int | None:
         """Map a host copy privately; the caller frees `part.span` bytes. None if the bytes are
         elsewhere.

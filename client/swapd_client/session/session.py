@@ -63,19 +63,19 @@ class Session:
         self.endpoint = endpoint
         need_descriptors(SESSION_DESCRIPTORS, "to connect")
         need_threads(1, "to connect")
-        self._lifeline = self._line(endpoint, answer_s)
+        self.lifeline = self._line(endpoint, answer_s)
         self.life = Life()
         try:
-            self.welcome, board = self._lifeline.shake_hands(label)
+            self.welcome, board = self.lifeline.shake_hands(label)
         except BaseException:
-            self._lifeline.close()
+            self.lifeline.close()
             self.life.ended.close()
             raise
         with board:
             self._board = Board(board)
         self.told = Told()
         self._files = Files(self.welcome.chunks_per_file)
-        self._masters = Masters(self.life)
+        self.masters = Masters(self.life)
         on_gpu = self.welcome.device.startswith("cuda")
         self.processor: Processor = (
             self._gpu(self.welcome, self._files, self._board)
@@ -86,7 +86,7 @@ class Session:
             self.life,
             self.processor,
             self._board,
-            self._masters,
+            self.masters,
             self.told,
             self.welcome.chunk_bytes,
         )
@@ -97,13 +97,10 @@ class Session:
         )
         #: Bound methods save a call: each hit calls `check`.
         self.check, self.own = self.life.check, self.registry.own
-        self.forget_master = self._masters.forget
-        self.folder, self.ring = self._lifeline.folder, self._lifeline.ring
-        self.not_answering, self.send = self._lifeline.not_answering, self._lifeline.send
         self._ids = 0
         #: Whether a call of `close` is under way, or was the last; whether that is done.
         self._closing = self.closed = False
-        self._lifeline.listen(self._on_message, self._on_end)
+        self.lifeline.listen(self._on_message, self._on_end)
         alive[self] = None
 
     def __repr__(self) -> str:
@@ -128,7 +125,7 @@ class Session:
     @property
     def locks(self) -> tuple[Any, ...]:
         """RLocks that the session's threads take, beside those of components."""
-        return self.life.lock, self._files.lock, self._masters.lock
+        return self.life.lock, self._files.lock, self.masters.lock
 
     @property
     def error(self) -> SwapdError | None:
@@ -157,23 +154,6 @@ class Session:
         if old is not None:
             old.close()
 
-    def take_master(self, request: int) -> OwnedFd:
-        """Return a request's host copy, which the caller then owns. Raises: SessionEnded."""
-        return self._masters.take(request)[1]
-
-    def sweeps(self, sweep: Callable[[], float]) -> None:
-        """Have the lifeline's thread call `sweep`: after each message or `ring`, and within the
-        seconds that the last call returned.
-        """
-        self._lifeline.sweep = sweep
-
-    def give_back(self, releases: tuple[protocol.Release, ...]) -> bool:
-        """Send releases of unused leases, or return False if that would block.
-
-        Later requests may overtake them.
-        """
-        return self._lifeline.try_send(protocol.GivenBack(releases))
-
     # --- the lifeline --------------------------------------------------------------------
 
     def _on_message(self, message: protocol.FromDaemon, fds: list[OwnedFd]) -> None:
@@ -181,48 +161,31 @@ class Session:
             case protocol.Revoke() as revoke:
                 self._revoke(revoke)
             case protocol.Saved() as saved:
-                self._saved(saved)
+                self.registry.saved(saved)
             case protocol.Wanted() | protocol.Hurry():
                 self.told.hear(message)
             case protocol.Master() as master:
                 (fd,) = fds
-                self._masters.add(master, fd)
+                self.masters.add(master, fd)
             case protocol.Files() as files:
                 self._files.add(files, fds)
             case protocol.Drop() as drop:
                 self._drop(drop)
             case protocol.Broken() as broken:
-                self._on_broken(broken)
+                self.arrivals.broken(broken)
             case protocol.Goodbye() as goodbye:
                 self._on_goodbye(goodbye)
             case protocol.Welcome():
                 raise ValueError("a second welcome")
 
-    def _saved(self, saved: protocol.Saved) -> None:
-        if part := self.components.get(saved.name):
-            part.where.saved(saved.generation)
-            if saved.anew:
-                part.lost = saved.generation
-
     def _revoke(self, revoke: protocol.Revoke) -> None:
-        part = self.components.get(revoke.name)
-        hidden = part is None or self._take_away(part, revoke.generation)
-        if revoke.ack and hidden:
-            self._lifeline.send(protocol.Revoked(revoke.name, revoke.generation))
-
-    def _take_away(self, part: Part, generation: int) -> bool:
-        self.processor.before_revoking(part, generation)
-        return self.processor.attempt(part.where.revoke, generation)
+        if self.registry.take_away(revoke.name, revoke.generation) and revoke.ack:
+            self.lifeline.send(protocol.Revoked(revoke.name, revoke.generation))
 
     def _drop(self, drop: protocol.Drop) -> None:
         """Drop chunks and confirm it, or the daemon ends the session."""
         if self.processor.drop(self.registry.all(), drop.numbers):
-            self._lifeline.send(protocol.Dropped(drop.ticket))
-
-    def _on_broken(self, broken: protocol.Broken) -> None:
-        self.arrivals.broken(broken.name, broken.generation, broken.why)
-        if part := self.components.get(broken.name):
-            self._board.fail(part.slot, broken.generation)
+            self.lifeline.send(protocol.Dropped(drop.ticket))
 
     def _on_goodbye(self, goodbye: protocol.Goodbye) -> None:
         if goodbye.code == "stopping":
@@ -242,7 +205,7 @@ class Session:
             self._cut_off(SessionFenced(untaken))
         elif self.error is not None:
             return
-        elif self._lifeline.is_daemon_alive():
+        elif self.lifeline.is_daemon_alive():
             now = "unmapped" if self.processor.memory_is_scarce else "private now"
             fenced = (
                 f"{self.endpoint}: the daemon has ended this session; its log tells why. Leased "
@@ -295,7 +258,7 @@ class Session:
                 self.life.end(error)
         if self.life.told:
             return
-        self._masters.end()
+        self.masters.end()
         self._files.end()
         self._board.fail_all([part.slot for part in self.registry.all()])
         assert self.life.error is not None
@@ -357,23 +320,23 @@ class Session:
 
     def _hang_up(self) -> None:
         # the daemon's end may not be known yet
-        self.life.deserted |= not self._lifeline.is_daemon_alive()
+        self.life.deserted |= not self.lifeline.is_daemon_alive()
         self.end(ClientClosed("this client is closed; connect again"))
-        self._lifeline.close()
+        self.lifeline.close()
         self.registry.unbinding.note_mutable(self.registry.all())
 
     def _let_go(self) -> None:
         """Close the rest. What still maps memory of the daemon, `Unbinding.when_left` awaits."""
         with self.life.lock:
             self.leases.closed = True
-        self._masters.close()
+        self.masters.close()
         self._files.close()
         self.processor.close()
-        self.registry.unbinding.when_left(partial(self._lifeline.let_go, self.welcome.token))
+        self.registry.unbinding.when_left(partial(self.lifeline.let_go, self.welcome.token))
 
     def _leave_to_parent(self) -> None:
         self.life.leave_to_parent()
-        self._lifeline.forget()
+        self.lifeline.forget()
 
 
 #: Open sessions. `keyrefs` may be listed while other threads add some.

@@ -18,7 +18,7 @@ NAMED_MAX = 3
 
 
 def unanswered(session: Session, request: AnyRequest, waited_s: float) -> Timeout:
-    return Timeout(f"{_named(request)} is given up: {session.not_answering(waited_s)}")
+    return Timeout(f"{_named(request)} is given up: {session.lifeline.not_answering(waited_s)}")
 
 
 def _named(request: AnyRequest) -> str:

@@ -106,7 +106,7 @@ class _Begun:
     def fill(self, session: Session, call: Call, write: Callable[[int], None]) -> None:
         part = self.part
         call(protocol.Update(self._request, part.name))
-        self._master = session.take_master(self._request)
+        self._master = session.masters.take(self._request)[1]
         if part.nbytes:
             assert part.master is not None
             _copy(part.master.fileno(), self._master.fileno(), part.nbytes)
@@ -127,7 +127,7 @@ class _Begun:
         except SwapdError as exc:  # the session has ended, and the daemon drops the update
             log.debug("an update could not be given up: %s", exc)
         if self._master is None:
-            session.forget_master(self._request)
+            session.masters.forget(self._request)
         else:
             self._master.close()
 

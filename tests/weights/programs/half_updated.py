@@ -11,7 +11,7 @@ def main(folder: str) -> None:
     client.register("raw", {"a": bytes(1 << 20)})
     request = client.session.next_id()
     client.leasing.call(protocol.Update(request, "raw"))
-    client.session.take_master(request)
+    client.session.masters.take(request)
     print("begun", flush=True)  # noqa: T201
     sys.stdin.read()
 
