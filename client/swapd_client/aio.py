@@ -7,10 +7,8 @@ other calls are those of the synchronous client of the same session, in threads.
 import asyncio
 import os
 import sys
-import threading
-from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from contextvars import copy_context
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable
+from contextlib import suppress
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -21,15 +19,16 @@ from swapd_client.asked import (
     PREFETCH_TIMEOUT_S,
     Asked,
     Progress,
-    cancelled,
     cheapest_first,
     each_once,
+    granted,
     of_components,
     of_start,
     of_workspace,
     prefetch_of,
     record_of,
 )
+from swapd_client.cancellation import cancellable, in_thread
 from swapd_client.client import Client, nbytes_of, restore_models
 from swapd_client.dropped import close_when_collected
 from swapd_client.errors import DaemonGone, SwapdError
@@ -40,12 +39,12 @@ from swapd_client.leases.covered import to_its_end
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.registration import end, unregister
-from swapd_client.session.channel import STILL_MS
 from swapd_client.session.disabled import LoopChannel
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.loop_channel import AsyncChannel
 from swapd_client.session.session import Session
 from swapd_client.session.starting import open_session, seconds_to_wait
+from swapd_client.telling import tell
 from swapd_client.tracing import Trace, check_installed
 
 T = TypeVar("T")
@@ -77,30 +76,6 @@ async def connect_async(
     )
     session = await in_thread(connect, undo=lambda session: Client(session).close())
     return AsyncClient(session, tracing=tracing, reconnect_s=reconnect_s)
-
-
-async def in_thread(
-    call: Callable[[], T],
-    give_up: Callable[[], object] = lambda: None,
-    undo: Callable[[T], object] = lambda _: None,
-) -> T:
-    """Call in a thread, and return after it has ended, even when cancelled.
-
-    On cancellation `give_up()` makes the call end soon. If the call succeeds all the same, `undo`
-    gets its result, in a thread.
-    """
-    run = copy_context().run
-    calling = asyncio.get_running_loop().run_in_executor(None, run, call)
-    try:
-        return await asyncio.shield(calling)
-    except asyncio.CancelledError:
-        give_up()
-        while not calling.done():  # a second cancellation must not leave it running
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([calling])
-        if not calling.cancelled() and calling.exception() is None:
-            await in_thread(partial(undo, calling.result()))
-        raise
 
 
 def _in_thread(
@@ -189,9 +164,8 @@ class AsyncClient:
 
         Exceptions of `progress` go to the loop's exception handler.
         """
-        session = self.session
         how = (timeout, priority, await_registration, early, overtake, progress, deadline)
-        return self._acquiring(of_components(session, names, *how))
+        return self._acquiring(of_components(self.session, names, *how))
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
@@ -285,7 +259,7 @@ class AsyncClient:
             await self.leasing.be_heard()
         if (torch := sys.modules.get("torch")) is not None:
             call = torch.set_grad_enabled(torch.is_grad_enabled())(call)  # grad mode is per thread
-        return await _cancellable(call, partial(undo, self._client))
+        return await cancellable(call, partial(undo, self._client))
 
     async def _ask(
         self, request: Callable[[int], protocol.AnyRequest], timeout: float | None = None
@@ -309,22 +283,7 @@ class AsyncClient:
         if self.session.leases.held_by(id(asyncio.current_task())):
             raise error
         async with self._joining:
-            await _cancellable(partial(self._client._join_next, error, until))
-
-
-async def _cancellable(call: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
-    """As `in_thread`; `cancelled` is set in the thread once the task is cancelled."""
-    event = threading.Event()
-    token = cancelled.set(event)  # the thread has a copy of this context
-
-    def undone(made: T) -> None:
-        event.clear()  # else its first request would raise
-        undo(made)
-
-    try:
-        return await in_thread(call, event.set, undone)
-    finally:
-        cancelled.reset(token)
+            await cancellable(partial(self._client._join_next, error, until))
 
 
 class AsyncLeasing:
@@ -373,17 +332,19 @@ class AsyncLeasing:
         request = asked.request(record.id, agent=task, holds=leases.held_by(task))
         if trace is not None:
             request = trace.marked(request)
+        telling = None
         try:
-            with self._telling(record.id, asked.progress):
+            if asked.progress is not None:
+                told = tell(self.channel, session, record.id, asked.progress)
+                telling = self._loop.create_task(told)
+            try:
                 reply = await self.channel.call(request, asked.timeout_s)
+            finally:
+                if telling is not None:
+                    telling.cancel()
             if trace is not None:
                 trace.answered(reply)
-            grant = session.unwrap(reply)
-            assert isinstance(grant, protocol.Granted)
-            record.granted = grant
-            leases.add(record)
-            bring_in = partial(leases.bring_in, record, asked.timeout_s)
-            show = partial(leases.show, record) if asked.early else bring_in
+            show = granted(session, record, reply, asked)
             if leases.must_show(record):
                 await in_thread(show, partial(session.arrivals.give_up, record))
             else:
@@ -394,34 +355,12 @@ class AsyncLeasing:
                 to_its_end(partial(self.end, record))
             raise
 
-    @contextmanager
-    def _telling(self, acquire: int, progress: Progress | None) -> Iterator[None]:
-        if progress is None:
-            yield
-            return
-        task = asyncio.get_running_loop().create_task(self._tell(acquire, progress))
-        try:
-            yield
-        finally:
-            task.cancel()
-
-    async def _tell(self, acquire: int, progress: Progress) -> None:
-        while True:
-            await asyncio.sleep(STILL_MS / 1000)
-            reply = await self.channel.call(
-                protocol.ForecastRequest(self.session.next_id(), (), acquire)
-            )
-            if isinstance(reply, protocol.Forecast):
-                progress(reply)
-
     def end(self, record: Record) -> None:
         """Tell the daemon that a lease ends, once its GPU work is done. Does not block."""
-        leases = self.session.leases
+        leases, give_back = self.session.leases, self._blocking.giving_back.give_back
         if record.is_asked:  # an interrupt may have lost the grant
             self.channel.send(protocol.Cancel(self.session.next_id(), record.id))
-        elif leases.ends_later(record, self._blocking.give_back):
-            return
-        elif leases.give_back(record):
+        elif not leases.ends_later(record, give_back) and leases.give_back(record):
             self.channel.send(leases.release_of(record))
 
     async def be_heard(self) -> None:

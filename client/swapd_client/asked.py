@@ -1,9 +1,6 @@
-"""The requests of both clients, before an agent sends them, and whether they are still wanted."""
+"""The requests of both clients, before an agent sends them."""
 
-import threading
-from asyncio import CancelledError
 from collections.abc import Callable, Collection, Iterable
-from contextvars import ContextVar
 from functools import partial
 from math import inf
 
@@ -19,19 +16,6 @@ PREFETCH_TIMEOUT_S = 30.0
 
 #: Leases in use; None means all.
 Held = tuple[int, ...] | None
-
-#: Set when the task for which a thread makes its calls is cancelled.
-cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
-
-
-def stop_if_cancelled() -> None:
-    """Raise CancelledError if `cancelled` is set, but only once: the caller undoes its work
-    then.
-    """
-    event = cancelled.get()
-    if event is not None and event.is_set():
-        event.clear()
-        raise CancelledError
 
 
 def check_names(names: Iterable[object]) -> None:
@@ -137,6 +121,22 @@ def record_of(session: Session, number: int, asked: Asked, agent: int) -> Record
     return Record(
         number, asked.names, agent, is_workspace=asked.is_workspace, ends_at_once=not late
     )
+
+
+def granted(
+    session: Session, record: Record, reply: protocol.AnyReply, asked: Asked
+) -> Callable[[], None]:
+    """Note the grant of a lease; return the call that makes its components accessible.
+
+    That call blocks for the copies, unless `asked.early`. Raises the error of a refusal.
+    """
+    grant = session.unwrap(reply)
+    assert isinstance(grant, protocol.Granted)
+    record.granted = grant
+    session.leases.add(record)
+    if asked.early:
+        return partial(session.leases.show, record)
+    return partial(session.leases.bring_in, record, asked.timeout_s)
 
 
 def prefetch_of(

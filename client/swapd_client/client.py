@@ -489,7 +489,7 @@ class Client:
         """
 
         def acquire() -> Lease:
-            self.leasing.flush_kept()
+            self.leasing.giving_back.flush_kept()
             return self.leasing.acquire(of_start(timeout))
 
         return rejoining.repeated(self, acquire, timeout)
@@ -675,7 +675,7 @@ class Client:
         except SessionEnded as exc:
             self._join_next(exc)
             update.together(self.session, self.leasing.call, values)
-        self.leasing.flush_kept()
+        self.leasing.giving_back.flush_kept()
 
     def status(self, *, timeout: float | None = None) -> protocol.Status:
         """Report the resident components, their holders, and the bytes moved.
@@ -702,8 +702,9 @@ class Client:
             self._closer.start()
             return
         self._close_here(keep=keep)
-        if self._closer is not None and self._closer.is_alive() and not self.leasing.is_waiting():
-            self._closer.join()
+        closer = self._closer
+        if closer is not None and closer.is_alive() and not self.leasing.factory.is_waiting():
+            closer.join()
 
     def _close_here(self, *, keep: bool) -> None:
         rejoining.stay(self)
@@ -732,7 +733,7 @@ class Client:
 
         def ask() -> protocol.AnyReply:
             if flush:
-                self.leasing.flush_kept()
+                self.leasing.giving_back.flush_kept()
             return self.leasing.question(request(self.session.next_id()), timeout)
 
         return rejoining.repeated(self, ask, timeout)

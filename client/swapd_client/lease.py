@@ -7,27 +7,19 @@ from contextlib import nullcontext, suppress
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 from msgspec.structs import replace
 
 from swapd.shared.protocol import Granted, Placement
 from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError, UnknownComponent
+from swapd_client.giving_back import GivingBack
 from swapd_client.leases.book import Record
-from swapd_client.leases.cache import KEEP_S, LINGER_S, UNTOLD_S, Cache, Key
+from swapd_client.leases.cache import KEEP_S, LINGER_S, UNTOLD_S, Key
 from swapd_client.leases.covered import covered, to_its_end
 from swapd_client.session.gpu.streams import empty_cache, handle_of
-from swapd_client.session.life import Told
 from swapd_client.session.session import Session
-
-
-class Leasing(Protocol):
-    session: Session
-    told: Told
-    cache: Cache
-
-    def end(self, key: Key, record: Record, ack: bool = False) -> None: ...
 
 
 class BaseLease:
@@ -128,7 +120,10 @@ class BaseLease:
         if problem := self._session.arrivals.problem_with(self._record):
             raise problem
 
-    def _wait_on_stream(self, stream: Any, name: str, segment: int | None) -> None:
+    def _wait(self, segment: int | None, name: str | None, stream: Any) -> None:
+        name = name or self.names[0]
+        if stream is None:
+            return self._session.arrivals.wait(self._record, name, segment)
         self.check()
         handle = handle_of(stream)
         self._session.arrivals.wait(self._record, name, segment, handle)
@@ -166,9 +161,9 @@ class Lease(BaseLease):
     """
 
     # A decode loop makes a lease at every step, so this sets all attributes itself.
-    def __init__(self, leasing: Leasing, key: Key) -> None:
-        self._leasing = leasing
-        self._session = leasing.session
+    def __init__(self, giving_back: GivingBack, key: Key) -> None:
+        self._giving_back = giving_back
+        self._session = giving_back.session
         self.key = key
         self.names = key[1]
         self.held = False
@@ -199,12 +194,12 @@ class Lease(BaseLease):
         """Stop using the lease, after an error or an interrupt in its release."""
         try:
             if self.held:
-                record, holders = self._record, self._leasing.cache.holders
+                record, holders = self._record, self._giving_back.cache.holders
                 record.unmarked = not record.ends_at_once  # perhaps not all its work is marked
                 if self.key in holders and holders[self.key] is self.ref:
                     del holders[self.key]
                 self.held = False
-                self._leasing.cache.ring()
+                self._giving_back.cache.ring()
         except BaseException:  # one more interrupt
             self._leave()
             raise
@@ -225,10 +220,7 @@ class Lease(BaseLease):
         results are invalid. On the host device, and on GPUs whose streams cannot wait for flags,
         the caller waits instead.
         """
-        if stream is None:
-            self._session.arrivals.wait(self._record, name or self.names[0], segment)
-        else:
-            self._wait_on_stream(stream, name or self.names[0], segment)
+        self._wait(segment, name, stream)
 
     @covered
     def release(self) -> None:
@@ -250,8 +242,8 @@ class Lease(BaseLease):
         try:
             if not self.held:
                 return
-            record, leasing = self._record, self._leasing
-            told, cache, key = leasing.told, leasing.cache, self.key
+            record, giving_back = self._record, self._giving_back
+            told, cache, key = self._session.told, giving_back.cache, self.key
             record.since = monotonic()
             problem, is_kept = None, record.may_be_kept and self._comes_back(record)
             if not record.ends_at_once:
@@ -264,7 +256,7 @@ class Lease(BaseLease):
                 if (told.hurried or told.wanted) and cache.naps_s > LINGER_S:
                     cache.ring()
             else:
-                leasing.end(key, record, ack=key[0] != get_ident())
+                giving_back.end(key, record, ack=key[0] != get_ident())
                 del cache.holders[key]
                 self.held = False
         except BaseException:
@@ -274,15 +266,14 @@ class Lease(BaseLease):
             raise problem
 
     def _comes_back(self, record: Record) -> bool:
-        leasing = self._leasing
-        told = leasing.told
+        told = self._session.told
         return (
             record.gap_s < (LINGER_S if told.hurried else KEEP_S)
             and record.since - record.told_at < UNTOLD_S
             and not (told.wanted and record.has_any(told.wanted))
             and not record.outdated
-            and leasing.session.life.usable
-            and not leasing.cache.closed
+            and self._session.life.usable
+            and not self._giving_back.cache.closed
         )
 
 
@@ -303,7 +294,7 @@ def hold(lease: Lease, record: Record) -> None:
 
 def hold_kept(lease: Lease) -> bool:
     """Take the lease that its thread keeps under its key, if that is usable and not in use."""
-    cache, key = lease._leasing.cache, lease.key
+    cache, key = lease._giving_back.cache, lease.key
     if cache.holders.setdefault(key, lease.ref) is not lease.ref:
         return False
     record = cache.records.get(key)
@@ -345,14 +336,8 @@ class AsyncLease(BaseLease):
     async def wait(
         self, segment: int | None = None, *, name: str | None = None, stream: Any = None
     ) -> None:
-        """As `Lease.wait`; in a thread if it must wait."""
-        if stream is None:
-            name = name or self.names[0]
-            await asyncio.to_thread(self._session.arrivals.wait, self._record, name, segment)
-        else:
-            # in a thread too, which waits if the stream cannot
-            name = name or self.names[0]
-            await asyncio.to_thread(self._wait_on_stream, stream, name, segment)
+        """As `Lease.wait`, in a thread: it waits even with `stream`, if that cannot."""
+        await asyncio.to_thread(self._wait, segment, name, stream)
 
     def __del__(self) -> None:
         if self.held and self._session.error is None and not self._session.forked:

@@ -8,13 +8,10 @@ state of a lease.
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Collection
 from contextlib import nullcontext, suppress
 from math import inf
 from typing import Any
-
-import msgspec
 
 from swapd.shared import protocol
 from swapd_client import across
@@ -23,26 +20,24 @@ from swapd_client.asked import (
     agent_ahead,
     check_names,
     few,
+    granted,
     of_components,
     prefetch_of,
     record_of,
-    stop_if_cancelled,
 )
-from swapd_client.errors import DaemonGone, SessionEnded, SwapdError, Timeout
+from swapd_client.cancellation import stop_if_cancelled
+from swapd_client.errors import SwapdError
+from swapd_client.giving_back import GivingBack
 from swapd_client.lease import Lease, hold, hold_kept
 from swapd_client.leases.book import Record
-from swapd_client.leases.cache import UNTOLD_S, Cache, Key
+from swapd_client.leases.cache import Cache, Key
 from swapd_client.leases.covered import covered
 from swapd_client.leases.offers import offer, settle
 from swapd_client.memory import ranges
-from swapd_client.session.channel import Channel, ChannelFactory
+from swapd_client.session.channel import ChannelFactory
 from swapd_client.session.session import Session
 from swapd_client.telling import Telling
 from swapd_client.tracing import Trace, Tracing
-
-
-class _Own(threading.local):
-    channel: Channel | None = None
 
 
 class Leasing:
@@ -54,43 +49,26 @@ class Leasing:
     def __init__(self, session: Session, factory: ChannelFactory, tracing: Tracing) -> None:
         self.session = session
         self.tracing = tracing
-        self.told = session.told
         self.cache = Cache(session.lifeline.ring)
-        self._numbers = itertools.count()
-        self._recent: deque[tuple[float, protocol.Release]] = deque()
+        self.giving_back = GivingBack(session, factory, self.cache)
         self.factory = factory
-        self._own = _Own()
-        session.lifeline.sweep = self.sweep
-        session.life.when_ended(self._daemon_gone)
+        self._numbers = itertools.count()
 
     # --- requests ------------------------------------------------------------------------
-
-    def channel(self) -> Channel:
-        """Return this thread's channel. Keep it while answers are due."""
-        channel = self._own.channel
-        if channel is None:
-            channel = self._own.channel = self.session.channels or Channel(self.factory)
-        elif channel.is_in_use:
-            channel = Channel(self.factory)
-        return channel
-
-    def is_waiting(self) -> bool:
-        """Whether the caller is a signal handler that interrupts a call on this channel."""
-        return self._own.channel is not None and self._own.channel.is_in_use
 
     def call(
         self, request: protocol.AnyRequest, timeout_s: float | None = None
     ) -> protocol.AnyReply:
         """Send a request and wait for its reply. Raises the error of a refusal."""
         self._before_a_request()
-        return self.session.unwrap(self.channel().call(request, timeout_s))
+        return self.session.unwrap(self.factory.channel().call(request, timeout_s))
 
     def question(self, request: protocol.AnyRequest, timeout_s: float | None) -> protocol.AnyReply:
         """As `call`, for requests answered at once. Raises: Timeout after `timeout_s`."""
         if timeout_s is None:
             return self.call(request)
         self._before_a_request()
-        channel = self.channel()
+        channel = self.factory.channel()
         channel.ask(request)
         reply = channel.collect(request.id, timeout_s)
         if reply is None:
@@ -102,7 +80,7 @@ class Leasing:
         stop_if_cancelled()
         self.session.check()
         me = threading.get_ident()
-        self.cache.each(self.end, lambda key, _: key[0] == me)
+        self.cache.each(self.giving_back.end, lambda key, _: key[0] == me)
 
     # --- acquires ------------------------------------------------------------------------
 
@@ -111,7 +89,7 @@ class Leasing:
         session = self.session
         if not session.life.usable:  # first: after a fork the cache's lock may be held for good
             session.check()
-        lease = Lease(self, (threading.get_ident(), names))
+        lease = Lease(self.giving_back, (threading.get_ident(), names))
         try:
             if hold_kept(lease):
                 return lease
@@ -131,7 +109,7 @@ class Leasing:
         raises as `Client.acquire`; then nothing is held.
         """
         again = lease is not None
-        lease = lease or Lease(self, self._another(asked.names))
+        lease = lease or Lease(self.giving_back, self._another(asked.names))
         try:
             self._acquire(lease, asked, in_place_of, again=again)
             return lease
@@ -152,7 +130,7 @@ class Leasing:
             record = cache.records.get(key)
             if record is not None and not record.may_be_kept:
                 with suppress(SwapdError):
-                    self.end(key, record)
+                    self.giving_back.end(key, record)
             lease.held = False
             del cache.holders[key]
         except BaseException:
@@ -167,7 +145,8 @@ class Leasing:
         The request has an agent of its own. As a wait of this thread, which may release other
         leases meanwhile, it could be refused as a deadlock that does not exist.
         """
-        self.channel().ask(protocol.Acquire(request, names, agent_ahead(request), early=True))
+        acquire = protocol.Acquire(request, names, agent_ahead(request), early=True)
+        self.factory.channel().ask(acquire)
 
     def collect(self, request: int, *names: str, within_s: float) -> Lease | None:
         """Return the early lease that was asked for ahead; None if it is not granted in that time.
@@ -175,11 +154,11 @@ class Leasing:
         Before the thread blocks for the components, it must end the request, with `abandon` or
         `acquire_in_place_of`. Raises as `acquire`.
         """
-        reply = self.channel().collect(request, within_s)
+        reply = self.factory.channel().collect(request, within_s)
         if reply is None:
             return None
         asked = of_components(self.session, names, early=True)
-        lease = Lease(self, self._another(names))
+        lease = Lease(self.giving_back, self._another(names))
         try:
             self.cache.holders[lease.key] = lease.ref
             record = record_of(self.session, request, asked, agent_ahead(request))
@@ -208,13 +187,13 @@ class Leasing:
         cache, session = self.cache, self.session
         record = cache.records[lease.key]
         asked = of_components(session, names, early=True)
-        another = Lease(self, (lease.key[0], names, next(self._numbers)))
+        another = Lease(self.giving_back, (lease.key[0], names, next(self._numbers)))
         release = session.leases.exchanged(record)
         try:
             cache.holders[another.key] = another.ref
             to_hold = record_of(session, session.next_id(), asked, record.agent)
             cache.records[another.key] = to_hold
-            reply = self.channel().call(
+            reply = self.factory.channel().call(
                 asked.request(to_hold.id, agent=record.agent, spare=(release,)), asked.timeout_s
             )
             record.told = isinstance(reply, protocol.Granted) and reply.spent
@@ -225,14 +204,14 @@ class Leasing:
             raise
         finally:
             if not record.told:  # a second release does nothing
-                self.channel().send(release)
-            self._forget(lease.key, record)
+                self.factory.channel().send(release)
+            self.giving_back.forget(lease.key, record)
             cache.holders.pop(lease.key, None)
             lease.held = False
 
     def hint(self, *names: str, over: Collection[str] | None = None) -> None:
         """As `prefetch`, without an answer. Blocks as `Channel.send`."""
-        self.channel().send(prefetch_of(self.session.next_id(), names, over))
+        self.factory.channel().send(prefetch_of(self.session.next_id(), names, over))
 
     def _acquire(self, lease: Lease, asked: Asked, in_place_of: int | None, *, again: bool) -> None:
         self.session.check()
@@ -245,7 +224,7 @@ class Leasing:
             cache.holders[lease.key] = lease.ref
         record = cache.records.get(lease.key)
         if record is not None:
-            self.end(lease.key, record)
+            self.giving_back.end(lease.key, record)
         trace = self.tracing.begin(asked.names)
         with trace or nullcontext():
             self._acquire_now(lease, asked, holds, in_place_of, trace, again=again)
@@ -268,7 +247,7 @@ class Leasing:
         cache.records[lease.key] = record  # before its request leaves
         if cache.naps_s == inf:
             cache.ring()
-        offered = offer(cache, session.leases, me, self.end)
+        offered = offer(cache, session.leases, me, self.giving_back.end)
         spare = tuple(release for _, release in offered.values())
         request = asked.request(record.id, agent=me, holds=few(holds), spare=spare)
         if trace is not None:
@@ -276,7 +255,7 @@ class Leasing:
 
         telling = None
         if asked.progress is not None:
-            telling = Telling(self.channel(), session.next_id(), record.id, asked.progress)
+            telling = Telling(self.factory.channel(), session.next_id(), record.id, asked.progress)
 
         def look() -> None:
             across.look(across.Wait(self.factory, cache, request, asked.names))
@@ -284,7 +263,7 @@ class Leasing:
                 telling.look()
 
         try:
-            reply = self.channel().call(
+            reply = self.factory.channel().call(
                 request, asked.timeout_s, in_place_of=in_place_of, still_waits=look
             )
         finally:
@@ -294,140 +273,18 @@ class Leasing:
         if trace is not None:
             trace.answered(reply)
         if offered and isinstance(reply, protocol.Granted):
-            settle(cache, session.leases, offered, self.end, spent=reply.spent)
+            settle(cache, session.leases, offered, self.giving_back.end, spent=reply.spent)
         self._hold(lease, record, reply, asked)
         record.may_be_kept = again and session.leases.may_be_kept(record)
 
     def _hold(self, lease: Lease, record: Record, reply: protocol.AnyReply, asked: Asked) -> None:
-        leases = self.session.leases
         if isinstance(reply, protocol.Refused):
             self.cache.records.pop(lease.key, None)
-        grant = self.session.unwrap(reply)
-        assert isinstance(grant, protocol.Granted)
-        record.granted = grant
-        leases.add(record)
-        if asked.early:
-            leases.show(record)
-        else:
-            leases.bring_in(record, asked.timeout_s)
+        granted(self.session, record, reply, asked)()
         record.told_at = record.since = time.monotonic()
         hold(lease, record)
 
-    # --- giving back ---------------------------------------------------------------------
-
-    def end(self, key: Key, record: Record, ack: bool = False) -> None:
-        """Tell the daemon, from any thread, that a lease ends once its GPU work is done.
-
-        May be repeated after an error or an interrupt.
-        """
-        if record.is_asked:
-            self.channel().send(protocol.Cancel(self.session.next_id(), record.id))
-        elif not self.session.leases.ends_later(record, self.give_back):
-            self.give_back(record, ack)
-        self._forget(key, record)
-
-    def _forget(self, key: Key, record: Record) -> None:
-        if record.since < inf:
-            self.cache.left[key] = record.since
-        self.cache.records.pop(key, None)
-        if self.cache.latest.get(key[0]) is record:
-            self.cache.latest.pop(key[0], None)
-
-    def give_back(self, record: Record, ack: bool = True) -> None:
-        session = self.session
-        if not session.leases.give_back(record):
-            return
-        release = session.leases.release_of(record)
-        # Callers may hold a lock, so a stopped daemon must not block this for ever.
-        with suppress(SessionEnded, Timeout):
-            if ack:
-                asks = msgspec.structs.replace(release, id=session.next_id(), ack=True)
-                self.channel().call(asks, 0.0)
-            else:
-                self.channel().send(release)
-        record.told = True
-
-    def sweep(self) -> float:
-        """Give back leases that were kept long enough; return the seconds until the next call.
-
-        Runs in the lifeline's thread.
-        """
-        cache, told = self.cache, self.told
-        if not cache.records and not cache.holders:
-            cache.left.clear()
-            cache.naps_s = inf
-            if not cache.records:
-                return inf
-        self._give_back_due()
-        cache.forget_old()
-        while True:
-            naps_s = cache.nap_s(busy=told.hurried or bool(told.wanted))
-            cache.naps_s = naps_s
-            # a release meanwhile either sees the new `naps_s`, or is seen here
-            if cache.nap_s(busy=told.hurried or bool(told.wanted)) >= naps_s:
-                return naps_s
-
-    def _give_back_due(self) -> None:
-        due = set(self.cache.due(self.told.wanted.copy(), hurried=self.told.hurried))
-        leases = self.session.leases
-
-        def give_back(key: Key, record: Record) -> None:
-            if record.is_asked:  # given up after repeated interrupts
-                self.end(key, record)
-            elif leases.marks.is_pending(record) and not (
-                self.told.wanted and record.has_any(self.told.wanted)
-            ):
-                record.since = time.monotonic()
-            elif leases.ends_later(record, self.give_back):
-                self._forget(key, record)
-            elif leases.give_back(record) and not self._tell_by_lifeline(record):
-                return  # the daemon reads nothing now: try at the next sweep
-            else:
-                self._forget(key, record)
-
-        if due:
-            with suppress(SwapdError):  # the session has ended, and its leases with it
-                self.cache.each(give_back, lambda key, _: key in due)
-
-    def _tell_by_lifeline(self, record: Record) -> bool:
-        now, release = time.monotonic(), self.session.leases.release_of(record)
-        self._recent.append((now, release))
-        while self._recent and now - self._recent[0][0] > UNTOLD_S:
-            self._recent.popleft()
-        if not self.session.lifeline.try_send(protocol.GivenBack((release,))):
-            return False
-        record.told = True
-        return True
-
-    def flush_kept(self) -> None:
-        """End the leases that all threads keep, before this thread's next request.
-
-        The request may overtake releases of other threads, so these are sent again: a second one
-        does nothing.
-        """
-        self.session.check()  # first: after a fork the cache's lock may be held for good
-        self.cache.each(self.end)
-        channel = self.channel()
-        for _, release in self._recent.copy():
-            channel.send(release)
-        for request in channel.unheard_elsewhere():
-            if isinstance(request, protocol.Release):
-                channel.send(request)
-
-    def keep_no_more(self) -> None:
-        """Before closing: end kept leases, and keep no lease from now on."""
-
-        def end(key: Key, record: Record) -> None:
-            with suppress(SwapdError):  # the session has ended, and its leases with it
-                self.end(key, record)
-
-        self.cache.closed = True
-        self.cache.each(end)
-
-    def _daemon_gone(self, error: SwapdError) -> None:
-        """End kept leases. The lifeline's thread calls this, and sweeps no more."""
-        if isinstance(error, DaemonGone):
-            self.keep_no_more()
+    # --- the end -------------------------------------------------------------------------
 
     def is_interrupted(self) -> bool:
         """Whether the caller is a signal handler that interrupts a call with a lock."""
@@ -438,10 +295,6 @@ class Leasing:
     def in_use(self) -> bool:
         """As `Leases.in_use`, without the leases that the cache keeps."""
         return self.session.leases.in_use(self.cache.kept())
-
-    def end_now(self, record: Record) -> None:
-        if not self.session.leases.ends_later(record, self.give_back):
-            self.give_back(record)
 
     def close(self) -> None:
         """Close all channels, and end the thread that makes spans. After the session's end."""

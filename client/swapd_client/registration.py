@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapd.shared import protocol
 from swapd_client import dropped
-from swapd_client.asked import stop_if_cancelled
+from swapd_client.cancellation import stop_if_cancelled
 from swapd_client.errors import (
     ClientClosed,
     DeviceFailed,
@@ -190,7 +190,7 @@ def refuse_in_use(leasing: Leasing, names: Collection[str]) -> None:
     """Raise InUse if one of these is leased: `unregister` would fail."""
     if not names:
         return
-    leasing.flush_kept()
+    leasing.giving_back.flush_kept()
     leasing.session.leases.drain()
     reply = leasing.call(protocol.StatusRequest(leasing.session.next_id()))
     assert isinstance(reply, protocol.Status)
@@ -205,7 +205,7 @@ def refuse_in_use(leasing: Leasing, names: Collection[str]) -> None:
 def unregister(leasing: Leasing, name: str) -> None:
     """Unregister a component, after the work under released leases."""
     session = leasing.session
-    leasing.flush_kept()
+    leasing.giving_back.flush_kept()
     session.check()
     part = session.registry.own(name)
     session.leases.drain()
@@ -229,7 +229,7 @@ def end(leasing: Leasing, *, keep: bool) -> None:
     """End a client's session, as `Client.close`. Its channels stay open."""
     session = leasing.session
     if not session.forked:  # else the parent owns all of it, and locks may be held for good
-        leasing.keep_no_more()
+        leasing.giving_back.keep_no_more()
         session.leases.drain()
         if keep:
             # then the last bytes are already private, or a signal handler has closed meanwhile
@@ -247,7 +247,7 @@ def take_back_mutable(leasing: Leasing) -> None:
     for record in session.leases:
         if record.state == "held":
             session.leases.marks.set(record)
-            leasing.end_now(record)
+            leasing.giving_back.end_now(record)
     session.leases.drain()
     for part in mutable:
         # Bytes stay where they are if another session uses them, or they have no room or cannot be

@@ -14,7 +14,7 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from swapd.shared.system import start
-from swapd_client.asked import cancelled, stop_if_cancelled
+from swapd_client.cancellation import cancelled, stop_if_cancelled
 from swapd_client.errors import (
     ClientClosed,
     DaemonGone,
@@ -185,7 +185,7 @@ def _join(client: _Client, lost: Leasing, answer_s: float) -> None:
     leasing = client._leasing_of(session)
     try:
         refuse_another_device(old, session)
-        lost.keep_no_more()
+        lost.giving_back.keep_no_more()
         old.leases.drain()
         old.leave()
         parts = [part for part in old.registry.all() if not part.where.over]

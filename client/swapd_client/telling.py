@@ -1,8 +1,12 @@
 """Forecasts of a waiting acquire, for the waiting program."""
 
+import asyncio
+
 from swapd.shared.protocol import Forecast, ForecastRequest
 from swapd_client.asked import Progress
-from swapd_client.session.channel import Channel
+from swapd_client.session.channel import STILL_MS, Channel
+from swapd_client.session.loop_channel import AsyncChannel
+from swapd_client.session.session import Session
 
 
 class Telling:
@@ -27,3 +31,12 @@ class Telling:
 
     def end(self) -> None:
         self._channel.drop(self._request.id)
+
+
+async def tell(channel: AsyncChannel, session: Session, acquire: int, progress: Progress) -> None:
+    """As `Telling`, in a task of its own, until it is cancelled."""
+    while True:
+        await asyncio.sleep(STILL_MS / 1000)
+        reply = await channel.call(ForecastRequest(session.next_id(), (), acquire))
+        if isinstance(reply, Forecast):
+            progress(reply)

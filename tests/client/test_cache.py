@@ -216,7 +216,7 @@ def test_an_unregister_overtakes_no_release_that_another_thread_sent(client: Cli
 
     with ThreadPoolExecutor(1) as pool:
         lease = pool.submit(client.acquire, "a").result()
-        line = pool.submit(client.leasing.channel).result()._line
+        line = pool.submit(client.leasing.factory.channel).result()._line
         socket, line.socket = line.socket, cast("Any", Late(line.socket))
         pool.submit(lease.release).result()
         line.socket = socket

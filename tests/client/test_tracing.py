@@ -166,7 +166,7 @@ def test_who_waits_for_a_holder_is_told_for_whom(
         while not held.wanted and not other.status().waiting:
             pass
         held.release()
-        other.leasing.flush_kept()
+        other.leasing.giving_back.flush_kept()
         waiting.join()
         (acquire,) = named(made_of(client, exporter), "swapd.acquire")
     assert "painter" in said_by(acquire)["swapd.waits_for"]
@@ -278,7 +278,7 @@ def test_a_provider_that_raises_costs_spans_and_is_said_once(
         client.register("talker", {"x": HALF})
         for _ in range(3):
             client.acquire("talker", early=True).release()
-            client.leasing.flush_kept()
+            client.leasing.giving_back.flush_kept()
     said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert [line for line in said if "no room" in line] == said
     assert len(said) == 1
@@ -295,7 +295,7 @@ def test_a_provider_that_is_slow_delays_no_acquire_and_no_close(
         client.register("talker", {"x": HALF})
         for _ in range(3):
             client.acquire("talker").release()
-            client.leasing.flush_kept()
+            client.leasing.giving_back.flush_kept()
         thread = client.leasing.tracing._thread
     assert thread is not None
     assert thread.is_alive(), "all was done, and closed, while it was in the provider"

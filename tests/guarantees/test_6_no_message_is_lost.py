@@ -136,7 +136,7 @@ def test_what_was_asked_ahead_and_abandoned_without_end_costs_no_answer(world: W
         for _ in range(6000):
             asked = client.session.next_id()
             client.leasing.ask(asked, "a")
-            client.leasing.channel().abandon(asked)
+            client.leasing.factory.channel().abandon(asked)
         client.acquire("a").release()
         assert_nothing_is_held(client.status())
 

@@ -414,15 +414,15 @@ class Worker:
 
     def drop_client_that_closes_late(self) -> None:
         """As `drop_client`; the client's close waits for `let_client_close`."""
-        leasing = self.client.leasing
-        keep_no_more = leasing.keep_no_more
+        giving_back = self.client.leasing.giving_back
+        keep_no_more = giving_back.keep_no_more
 
         def late() -> None:
             self._may_close.wait(CHILD_S)
             keep_no_more()
 
-        cast("Any", leasing).keep_no_more = late
-        del leasing
+        cast("Any", giving_back).keep_no_more = late
+        del giving_back
         self.drop_client()
 
     def let_client_close(self) -> None:

@@ -147,7 +147,7 @@ def test_a_lease_is_kept_from_step_to_step_without_a_message(
         raise AssertionError("a message was sent")
 
     with monkeypatch.context() as patched:
-        patched.setattr(stage.client.leasing, "channel", no_message)
+        patched.setattr(stage.client.leasing.factory, "channel", no_message)
         for _ in range(10):
             stage.begin()
             with torch.inference_mode():

@@ -110,7 +110,7 @@ class StreamPass:
         #: With another daemon the client has another one; then this pass is over.
         self.leasing = stream.client.leasing
         #: The channel that sent the requests: on another, `abandon` could overtake them.
-        self._channel = self.leasing.channel()
+        self._channel = self.leasing.factory.channel()
         self._rest: Lease | None = None
         #: Blocks that run now; several if they are nested.
         self._used: dict[int, Lease] = {}

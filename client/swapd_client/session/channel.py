@@ -105,6 +105,22 @@ class ChannelFactory:
         self._lines: list[Line] = []
         #: Lines of ended threads, whose last messages may still be on their way; for new threads.
         self._left: list[Line] = []
+        #: Has the `channel` of each thread.
+        self._own = threading.local()
+
+    def channel(self) -> "Channel":
+        """Return this thread's channel. Keep it while answers are due."""
+        channel: Channel | None = getattr(self._own, "channel", None)
+        if channel is None:
+            channel = self._own.channel = Channel(self)
+        elif channel.is_in_use:
+            channel = Channel(self)
+        return channel
+
+    def is_waiting(self) -> bool:
+        """Whether the caller is a signal handler that interrupts a call on its thread's channel."""
+        channel: Channel | None = getattr(self._own, "channel", None)
+        return channel is not None and channel.is_in_use
 
     def take(self) -> Line:
         """Return a line for a thread, until `left`. Raises: ClientClosed, LimitReached."""

@@ -222,11 +222,14 @@ def _unknown(names: Iterable[str], known: set[str]) -> tuple[protocol.Code, str]
 
 
 class _Channels(ChannelFactory, Channel):
-    is_in_use = False
+    _own = threading.local()  # stays empty: no call waits
 
     def __init__(self, session: Disabled) -> None:
         self.session: Disabled = session
         self._asked = {}
+
+    def channel(self) -> Channel:
+        return self
 
     def close(self) -> None:
         self.session.life.ended.close()
