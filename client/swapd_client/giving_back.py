@@ -22,7 +22,7 @@ class GivingBack:
         self.session = session
         self.cache = cache
         self._factory = factory
-        #: Releases that the lifeline has sent, which a thread's next request may overtake.
+        #: Releases by the lifeline, by their time: a thread's next request may overtake them.
         self._recent: deque[tuple[float, protocol.Release]] = deque()
         session.lifeline.sweep = self.sweep
         session.life.when_ended(self._daemon_gone)

@@ -1,8 +1,8 @@
-"""How the threads of a client ask for leases, keep them and give them back.
+"""How the threads of a client ask for leases, and take those that they keep.
 
 Each thread sends its requests on a channel of its own, in order. An acquire names the leases in
 use, so the daemon does not count kept leases (`leases/cache.py`) as the thread's. `leases/` has the
-state of a lease.
+state of a lease, `giving_back.py` its end.
 """
 
 import itertools
