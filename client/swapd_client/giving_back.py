@@ -20,6 +20,7 @@ class GivingBack:
 
     def __init__(self, session: Session, factory: ChannelFactory, cache: Cache) -> None:
         self.session = session
+        self.told = session.told
         self.cache = cache
         self._factory = factory
         #: Releases by the lifeline, by their time: a thread's next request may overtake them.

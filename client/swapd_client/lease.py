@@ -243,7 +243,7 @@ class Lease(BaseLease):
             if not self.held:
                 return
             record, giving_back = self._record, self._giving_back
-            told, cache, key = self._session.told, giving_back.cache, self.key
+            told, cache, key = giving_back.told, giving_back.cache, self.key
             record.since = monotonic()
             problem, is_kept = None, record.may_be_kept and self._comes_back(record)
             if not record.ends_at_once:
@@ -266,7 +266,7 @@ class Lease(BaseLease):
             raise problem
 
     def _comes_back(self, record: Record) -> bool:
-        told = self._session.told
+        told = self._giving_back.told
         return (
             record.gap_s < (LINGER_S if told.hurried else KEEP_S)
             and record.since - record.told_at < UNTOLD_S
