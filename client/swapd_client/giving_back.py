@@ -69,7 +69,7 @@ class GivingBack:
 
         Runs in the lifeline's thread.
         """
-        cache, told = self.cache, self.session.told
+        cache, told = self.cache, self.told
         if not cache.records and not cache.holders:
             cache.left.clear()
             cache.naps_s = inf
@@ -84,7 +84,7 @@ class GivingBack:
                 return naps_s
 
     def _give_back_due(self) -> None:
-        leases, told = self.session.leases, self.session.told
+        leases, told = self.session.leases, self.told
         due = set(self.cache.due(told.wanted.copy(), hurried=told.hurried))
 
         def give_back(key: Key, record: Record) -> None:
