@@ -6,11 +6,14 @@ instructions that call nothing.
 """
 
 from asyncio import CancelledError
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, suppress
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., object])
+P = ParamSpec("P")
 
 #: Numbers in an exception table are bytes of 6 bits, with MORE before a further byte, and FIRST in
 #: the first byte of an entry.
@@ -57,3 +60,42 @@ def to_its_end(step: Callable[[], object], tries: int = 3) -> None:
             with suppress(Exception):  # the interrupt is the one to report
                 to_its_end(step, tries - 1)
         raise
+
+
+class _CoveredBlock(AbstractContextManager[None]):
+    def __init__(self, steps: Generator[None, None, None]) -> None:
+        self._steps = steps
+
+    @covered
+    def __enter__(self) -> None:
+        try:
+            next(self._steps)
+        except BaseException:
+            to_its_end(self._steps.close)
+            raise
+
+    @covered
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            next(self._steps, None)
+        except BaseException:
+            to_its_end(self._steps.close)
+            raise
+
+
+def covered_block(
+    function: Callable[P, Generator[None, None, None]],
+) -> Callable[P, AbstractContextManager[None]]:
+    """As `contextlib.contextmanager`, but an interrupt between the `yield` and the block ends both.
+
+    There, contextlib leaves the generator to the collector, and a kept traceback keeps it alive:
+    its `finally` never runs. The generator is not told whether the block raised.
+    """
+
+    @wraps(function)
+    def block(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[None]:
+        return _CoveredBlock(function(*args, **kwargs))
+
+    return block

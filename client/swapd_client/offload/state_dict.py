@@ -8,14 +8,15 @@ error, no tensor changes.
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable
+from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 
 from swapd_client.errors import NotWhileAttached
+from swapd_client.leases.covered import covered_block, to_its_end
 from swapd_client.memory.movable import inner_names, is_wrapper
 from swapd_client.offload.copies import start_of
 from swapd_client.offload.weights import Changes, ComponentWeights, CopiesByOwner
@@ -112,15 +113,16 @@ class _StandIn:
         _carry_over(target, found, before, but={*TABLES, _HOOKS})
 
 
-@contextmanager
-def in_place(module: torch.nn.Module, stand_in: torch.nn.Module) -> Iterator[None]:
+@covered_block
+def in_place(module: torch.nn.Module, stand_in: torch.nn.Module) -> Generator[None, None, None]:
     """Within the block, give the module its stand-in's tensors, for all threads."""
-    tables = {table: vars(module)[table] for table in TABLES}
-    vars(module).update({table: vars(stand_in)[table] for table in TABLES})
+    own, its = ({table: vars(one)[table] for table in TABLES} for one in (module, stand_in))
+    put_back = partial(vars(module).update, own)
     try:
+        vars(module).update(its)
         yield
     finally:
-        vars(module).update(tables)
+        to_its_end(put_back)
 
 
 def _carry_over(

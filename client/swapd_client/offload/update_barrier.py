@@ -9,9 +9,9 @@ for the thread that changes the weights.
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Mapping
 
+from swapd_client.leases.covered import covered_block, to_its_end
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.scope import Scope, here, is_of, scopes
 
@@ -47,6 +47,11 @@ class _Changing:
         self.lock = threading.RLock()
         self.told = threading.Condition(self.lock)
 
+    def end(self) -> None:
+        self.by, self.now = 0, None
+        with self.lock:
+            self.told.notify_all()
+
 
 _changing = _Changing()
 
@@ -76,8 +81,8 @@ def tell() -> None:
             _changing.told.notify_all()
 
 
-@contextmanager
-def quiet(components: Components) -> Iterator[None]:
+@covered_block
+def quiet(components: Components) -> Generator[None, None, None]:
     """A `with` block during which no other thread is in a call of these components.
 
     Blocks until the calls under way have ended, and logs the threads if that takes long. Within
@@ -98,9 +103,7 @@ def quiet(components: Components) -> Iterator[None]:
             _await_calls(components, scope)
             yield
         finally:
-            _changing.by, _changing.now = 0, None
-            with _changing.lock:
-                _changing.told.notify_all()
+            to_its_end(_changing.end)
 
 
 def _widen(components: Components, scope: Scope) -> None:

@@ -8,13 +8,13 @@ again, with the new values.
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
 from swapd_client.errors import NotWhileAttached
-from swapd_client.leases.covered import to_its_end
+from swapd_client.leases.covered import covered_block, to_its_end
 from swapd_client.memory.movable import leaves
 from swapd_client.memory.part import Part
 from swapd_client.memory.tensors import PlacedTensors
@@ -212,8 +212,8 @@ _Written = dict[ComponentWeights, dict[int, tuple[torch.Tensor, torch.Tensor]]]
 _thread = threading.local()
 
 
-@contextmanager
-def edits(weights: Sequence[ComponentWeights]) -> Iterator[None]:
+@covered_block
+def edits(weights: Sequence[ComponentWeights]) -> Generator[None, None, None]:
     """A `with` block. At its end, all weights edited in it change at once.
 
     If it raises, the values written so far apply, as in private memory. The block begins when the
@@ -235,19 +235,21 @@ def edits(weights: Sequence[ComponentWeights]) -> Iterator[None]:
                 yield
             finally:
                 _thread.values = None
+                changed = bool(values)  # also if an interrupt comes once they have changed
                 for one, new in values.items():
                     one.change(list(new.values()), changes)
                     one.quieten(changes)
                 if values:
                     changes.apply()
-                    changed = True
     finally:
         if changed:
             here().renew(changes.in_steps)
 
 
-@contextmanager
-def edited(covered: Iterable[Covered], weights: Sequence[ComponentWeights]) -> Iterator[None]:
+@covered_block
+def edited(
+    covered: Iterable[Covered], weights: Sequence[ComponentWeights]
+) -> Generator[None, None, None]:
     """A `with` block in which any code may write to these tensors; see `edits`."""
     with edits(weights):
         values: _Written = _thread.values

@@ -145,13 +145,13 @@ class Session:
         return reply
 
     def renew(self, part: Part, master: OwnedFd) -> None:
-        """Use the host copy of a committed update. Leases hold the old bytes."""
+        """Use the host copy of a committed update. Leases hold the old bytes. May be repeated."""
         with self.life.lock:
             old = part.master
             part.master, part.renewed = master, self._ids
             part.layout.content = ""  # no longer the bytes of its source, for the next daemon
             self.leases.renewed(part.name)
-        if old is not None:
+        if old is not None and old is not master:
             old.close()
 
     # --- the lifeline --------------------------------------------------------------------

@@ -49,8 +49,7 @@ def _apply(session: Session, call: Call, asked: list[_Change]) -> None:
         if begun:
             first, *others = (update.part.name for update in begun)
             call(protocol.Commit(session.next_id(), first, tuple(others)))
-        committed, begun = begun, []
-        for update in committed:
+        for update in begun:
             update.replace(session)
     except BaseException:
         for update in begun:
