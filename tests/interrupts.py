@@ -6,6 +6,7 @@ arrives: between the last line of a `with` block and its end. So the trace funct
 that makes the signal arrive, and the interpreter runs the handler at the next such place.
 """
 
+import contextlib
 import ctypes
 import dis
 import gc
@@ -25,6 +26,8 @@ import swapd_client
 T = TypeVar("T")
 
 _CLIENT = str(Path(swapd_client.__file__).parent)
+#: The client's code, and that of its `with` blocks.
+_TRACED = (_CLIENT, contextlib.__file__)
 _INTERRUPTED = {"CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
 
 
@@ -78,7 +81,7 @@ class _Tracer:
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
         code = frame.f_code
-        if code != self._only if self._only else not code.co_filename.startswith(_CLIENT):
+        if code != self._only if self._only else not code.co_filename.startswith(_TRACED):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":
@@ -130,7 +133,11 @@ def places(call: Callable[[], object], most: int, seed: int = 1) -> list[Place]:
 
 
 def interrupt(call: Callable[[], T], place: Place) -> T | None:
-    """Call, and interrupt it after this place. Returns None if it was."""
+    """Call, and interrupt it after this place. Returns None if it was.
+
+    The exception is kept, as a notebook keeps it, until `forget`: so are all frames that it passed,
+    and what they refer to.
+    """
 
     def sees(frame: FrameType, now: Place) -> None:
         if now == place:
@@ -139,10 +146,16 @@ def interrupt(call: Callable[[], T], place: Place) -> T | None:
     sys.settrace(_Tracer(sees, place.code))
     try:
         return call()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as exc:
+        sys.last_value = exc
         return None
     finally:
         sys.settrace(None)
+
+
+def forget() -> None:
+    """Keep the last exception no longer."""
+    sys.last_value = None
 
 
 @contextmanager
@@ -154,6 +167,7 @@ def interrupts() -> Iterator[None]:
     try:
         yield
     finally:
+        forget()
         gc.enable()
         gc.collect()  # such as a file that was open when an interrupt came
         sys.unraisablehook = lost

@@ -17,7 +17,7 @@ from swapd.spawn import Spawned
 from swapd_client import AsyncClient, Client
 from swapd_client.dropped import settle
 from tests.client.test_cancelled import each_cancelled
-from tests.interrupts import interrupt, interrupts, places
+from tests.interrupts import forget, interrupt, interrupts, places
 
 #: Places of one call.
 MOST = 40
@@ -62,6 +62,7 @@ class Opened:
 
     def assert_closed(self, *, keep: bool = True) -> None:
         """Its tensors are private memory with the last bytes, and nothing else is left."""
+        forget()
         assert not self.client.session.components
         for name, tensor in self.tensors.items() if keep else ():
             assert torch.all(tensor == (1.0 if name == "clean" else 2.0)), name
@@ -120,6 +121,7 @@ def test_what_an_interrupted_block_leaves_ends_with_the_client(
         tensors, at = opened.tensors, opened.at
         interrupt(partial(block, opened), place)
         del opened
+        forget()
         settle()
         assert_ended(other)
         for name, tensor in tensors.items():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from swapd_client import Client, connect
+from swapd_client.offload.scope import here
 from tests.guarantees.harness import Daemon
 from tests.offload.nursery import Nursery, strict_daemon
 
@@ -13,6 +14,12 @@ from tests.offload.nursery import Nursery, strict_daemon
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_held() -> Iterator[None]:
+    yield
+    assert not here().counts, "this thread's calls count as held"
 
 
 @pytest.fixture(scope="module")

@@ -157,6 +157,7 @@ def test_an_interrupted_pass_through_blocks_holds_nothing_and_the_next_one_runs(
 ) -> None:
     """With two blocks all of them are there, with five they are streamed."""
     model, expected = computed(X, Blocks, blocks)
+    of_one_block = model.blocks[0](X)
     with client.attach({"dit": model}, blocks=["blocks"]) as attachment:
         for _ in range(2):
             pass_through(attachment, model)
@@ -164,14 +165,40 @@ def test_an_interrupted_pass_through_blocks_holds_nothing_and_the_next_one_runs(
             interrupt(partial(pass_through, attachment, model), place)
             await_none_leased(client)
             assert not here().counts
+            assert torch.equal(model.blocks[0](X), of_one_block)  # no pass keeps its hook away
             assert torch.equal(model(X), expected)
             await_none_leased(client)
     assert_private(client, model)
     assert torch.equal(model(X), expected)
 
 
+def edit(attachment: Attachment, model: Model, value: float) -> None:
+    with attachment.edit():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+
+
+def edit_within_edit(attachment: Attachment, model: Model, value: float) -> None:
+    with attachment.edit("text_encoder"):
+        edit(attachment, model, value)
+
+
+def edit_within_use(attachment: Attachment, model: Model, value: float) -> None:
+    with attachment.use(*NAMES):
+        edit(attachment, model, value)
+        assert {p.flatten()[-1].item() for p in model.parameters()} == {value}
+
+
+def load(attachment: Attachment, model: Model, value: float) -> None:
+    state = {name: torch.full_like(weight, value) for name, weight in model.state_dict().items()}
+    model.load_state_dict(state)
+
+
 @pytest.mark.parametrize("mutable", [False, True])
-def test_after_an_interrupted_edit_no_tensor_is_over_a_copy(client: Client, mutable: bool) -> None:
+@pytest.mark.parametrize("change", [edit, edit_within_edit, edit_within_use, load])
+def test_after_interrupted_changes_no_tensor_is_over_a_copy(
+    client: Client, change: Callable[[Attachment, Model, float], None], mutable: bool
+) -> None:
     """All weights have the new values, or the old ones; only mutable ones may have some of both."""
     with torch.inference_mode(False), torch.no_grad():
         model = seeded(Model)
@@ -180,19 +207,15 @@ def test_after_an_interrupted_edit_no_tensor_is_over_a_copy(client: Client, muta
         attachment = client.attach(model, NAMES)
         there = {name: p.data_ptr() for name, p in model.named_parameters()}
 
-        def edit(value: float) -> None:
-            with attachment.edit():
-                for parameter in model.parameters():
-                    parameter.fill_(value)
-
-        edit(0.0)
-        for value, place in enumerate(at_edits(places(partial(edit, 0.5), 10**6)), 1):
-            interrupt(partial(edit, float(value)), place)
+        change(attachment, model, 0.0)
+        found = places(partial(change, attachment, model, 0.5), 10**6)
+        for value, place in enumerate(at_edits(found), 1):
+            interrupt(partial(change, attachment, model, float(value)), place)
             assert {name: p.data_ptr() for name, p in model.named_parameters()} == there
             with attachment.use(*NAMES):
                 values = {p.flatten()[-1].item() for p in model.parameters()}
             assert mutable or len(values) == 1
-            edit(0.5)
+            change(attachment, model, 0.5)
             with attachment.use(*NAMES):
                 assert {p.flatten()[-1].item() for p in model.parameters()} == {0.5}
             await_none_leased(client)
@@ -200,10 +223,13 @@ def test_after_an_interrupted_edit_no_tensor_is_over_a_copy(client: Client, muta
         attachment.detach()
 
 
+_AT_EDITS = ("offload/weights.py", "barrier.py", "state_dict.py", "weights/update.py", "lib.py")
+
+
 def at_edits(found: list[Place]) -> list[Place]:
     """One place for each instruction of the edit itself, and others."""
     once = {place[:2]: place for place in found}
-    its = [p for p in once.values() if p.code.co_filename.endswith("offload/weights.py")]
+    its = [p for p in once.values() if p.code.co_filename.endswith(_AT_EDITS)]
     released = [p for p in once.values() if p.code.co_name in ("give_back", "release_of")]
     return [*its, *released, *found[: MOST // 4]]
 

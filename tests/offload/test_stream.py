@@ -47,6 +47,7 @@ class Model(NamedTuple):
 
     def forward(self, order: Sequence[int] = ()) -> None:
         if lease := self.stream.whole():
+            self.stream.note(lease)
             with lease:
                 for part in order or range(self.blocks):
                     self.use(part)

@@ -14,7 +14,7 @@ from swapd_client.errors import Deadlock, NotWhileAttached, SwapdError
 from swapd_client.offload.dynamo import skip, uncompiled, when_imported
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.outputs import LATER, ComponentSpans, tensors_in
-from swapd_client.offload.scope import Entry, Holdable, Scope, here, thread
+from swapd_client.offload.scope import Count, Entry, Holdable, Scope, here, thread
 from swapd_client.offload.update_barrier import await_changes, tell
 
 
@@ -190,13 +190,14 @@ class _LeaseSpan:
         self._own = own
         self._yields = yields
         self._goes_on = goes_on
-        self._give_back: Callable[[], None] | None = None
+        self._count = Count()
         self._process = os.getpid()
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
         # the collector may run with any lock held
-        if self._give_back is not None and self._process == getpid():
-            give_back_later(self._give_back)
+        give_back = self._count.give_back
+        if give_back is not None and self._process == getpid():
+            give_back_later(give_back)
 
     def step(self, take: Callable[..., Any], *args: Any) -> Any:
         """Run a step. Raises as the step, and as `Client.acquire`."""
@@ -222,10 +223,10 @@ class _LeaseSpan:
         if not self._held.is_lease:
             scope.enter(entry)
             return
-        if self._give_back is None:
+        if self._count.give_back is None:
             if scope.request is not None:  # another thread may release it
                 scope.request.end()
-            self._give_back = scope.taken(self._held, self._held.take)
+            scope.take(self._held, self._held.take, self._count)
         scope.enter(entry, lent=True)
 
     def _take(self, take: Callable[..., Any], *args: Any) -> Any:
@@ -250,9 +251,9 @@ class _LeaseSpan:
                 take, value = steps.throw, exc
 
     def end(self) -> None:
-        give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            give_back()
+        if self._count.give_back is not None:
+            self._count.give_back()
+            self._count.give_back = None
 
 
 class _Leased:

@@ -1,17 +1,16 @@
 """What a thread can hold of a streamed component: a pass through it, or one block of it."""
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from swapd_client.errors import SwapdError
 from swapd_client.leases.covered import to_its_end
 from swapd_client.offload.lender import AttachClient
-from swapd_client.offload.scope import ComponentHold, Entry, Scope
+from swapd_client.offload.scope import ComponentHold, Count, Entry, Scope
 from swapd_client.offload.stream import Stream
 
 if TYPE_CHECKING:
@@ -40,37 +39,33 @@ class PassHold:
     def client(self) -> AttachClient:
         return self.stream.client
 
-    def take(self, scope: Scope) -> Callable[[], None]:
-        releases: list[Callable[[], None]] = []
+    def take(self, scope: Scope, count: Count) -> None:
+        whole, beside = Count(), Count()
         lent = Entry(self.everything, self, is_call=False, is_inner=True)
-        leave = partial(to_its_end, partial(self._leave, scope, lent, releases))
-        try:
-            if self.beside is not None:
-                releases.append(self.beside.take(scope))
-            lease = self.stream.whole()
-            if lease is not None:
-                releases.append(lease.release)
-            elif not self.stream.is_private:
-                self.stream.here().enter()
-                self.hooks.begin(lent, whole=False)
-                return leave
-            scope.enter(lent, lent=True)  # then its blocks need no lease
-            # in grad mode the hooks stay, to check each forward
-            self.hooks.begin(lent, whole=not torch.is_grad_enabled())
-            return leave
-        except BaseException:
-            with suppress(SwapdError):  # an earlier error is the one to report
-                leave()
-            raise
+        count.give_back = partial(to_its_end, partial(self._leave, scope, lent, (whole, beside)))
+        if self.beside is not None:
+            self.beside.take(scope, beside)
+        lease = self.stream.whole()
+        if lease is not None:
+            whole.give_back = lease.release
+            self.stream.note(lease)
+        elif not self.stream.is_private:
+            self.stream.here().enter()
+            self.hooks.begin(lent, whole=False)
+            return
+        scope.enter(lent, lent=True)  # then its blocks need no lease
+        # in grad mode the hooks stay, to check each forward
+        self.hooks.begin(lent, whole=not torch.is_grad_enabled())
 
     def has_any(self, client: AttachClient, names: Collection[str]) -> bool:
         return self.everything.has_any(client, names)
 
-    def _leave(self, scope: Scope, lent: Entry, releases: Sequence[Callable[[], None]]) -> None:
+    def _leave(self, scope: Scope, lent: Entry, counts: Sequence[Count]) -> None:
         """Undo `take`. May be repeated after an error or an interrupt, in `take` or here."""
         with ExitStack() as last:
-            for release in releases:
-                last.callback(release)
+            for count in reversed(counts):
+                if count.give_back is not None:
+                    last.callback(count.give_back)
             self.hooks.end(lent)
             scope.leave(lent)
             self.stream.here().leave()
@@ -92,21 +87,15 @@ class BlockHold:
         what = "a layer" if self._number is None else f"block {self._number}"
         return f"<BlockHold {what} of {self._whole}>"
 
-    def take(self, scope: Scope) -> Callable[[], None]:
+    def take(self, scope: Scope, count: Count) -> None:
         whole, number = self._whole, self._number
         entry = Entry(whole, self, is_call=False, is_inner=True)
-        leave = partial(to_its_end, partial(self._leave, scope, entry))
-        try:
-            # a hook called this and will leave it, so the hooks stay installed in any case
-            whole.hooks.begin(entry, whole=False)
-            scope.enter(entry)
-            if number is not None and whole.everything not in scope.counts:
-                whole.stream.here().need(number)
-            return leave
-        except BaseException:
-            with suppress(SwapdError):  # an earlier error is the one to report
-                leave()
-            raise
+        count.give_back = partial(to_its_end, partial(self._leave, scope, entry))
+        # a hook called this and will leave it, so the hooks stay installed in any case
+        whole.hooks.begin(entry, whole=False)
+        scope.enter(entry)
+        if number is not None and whole.everything not in scope.counts:
+            whole.stream.here().need(number)
 
     def _leave(self, scope: Scope, entry: Entry) -> None:
         """Undo `take`. May be repeated after an error or an interrupt, in `take` or here."""

@@ -11,8 +11,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from swapd.shared import protocol
 from swapd_client.dropped import give_back_later
 from swapd_client.errors import SessionEnded, SwapdError, UnknownComponent
 from swapd_client.lease import Lease
+from swapd_client.leases.covered import covered_block, to_its_end
 from swapd_client.offload.lender import AttachClient
 from swapd_client.session.session import Session
 
@@ -42,13 +43,21 @@ class Entry(msgspec.Struct, eq=False):
 
 
 class Count(msgspec.Struct, eq=False):
-    #: None if the lease is the caller's own.
+    #: May be called again. None if the lease is the caller's own.
     give_back: Callable[[], None] | None = None
-    n: int = 1
+    n: int = 0
+
+    def undo(self) -> None:
+        """Give back after an error, which is the one to report."""
+        if self.give_back is not None:
+            with suppress(SwapdError):
+                self.give_back()
+            self.give_back = None
 
 
-#: Acquires something for the thread of a scope; returns the release.
-Take = Callable[["Scope"], Callable[[], None]]
+#: Acquires something for the thread of a scope. An interrupt may come before this returns, so it
+#: notes the release in the count, not later than it acquires. Raises as `Client.acquire`.
+Take = Callable[["Scope", Count], None]
 
 
 class Holdable(Protocol):
@@ -62,8 +71,8 @@ class Holdable(Protocol):
     @property
     def client(self) -> AttachClient: ...
 
-    def take(self, scope: "Scope") -> Callable[[], None]:
-        """Acquire it for the thread of `scope`; return the release. Raises as `Client.acquire`."""
+    def take(self, scope: "Scope", count: Count) -> None:
+        """Acquire it for the thread of `scope`. See `Take`."""
 
     def has_any(self, client: AttachClient, names: Collection[str]) -> bool: ...
 
@@ -82,29 +91,28 @@ class ComponentHold:
     def __repr__(self) -> str:
         return f"<ComponentHold {' + '.join(self.names)}>"
 
-    def take(self, scope: "Scope") -> Callable[[], None]:
+    def take(self, scope: "Scope", count: Count) -> None:
         lease = self.lease()
-        return (lambda: None) if lease is None else lease.release
+        if lease is not None:
+            count.give_back = lease.release
+            lease.answered_for()
 
     def has_any(self, client: AttachClient, names: Collection[str]) -> bool:
         return client is self.client and not set(names).isdisjoint(self.names)
 
     def lease(self) -> Lease | None:
-        """Return a lease on all of it, which the caller releases even when it is collected.
+        """Return a lease on all of it, or None if it is private again.
 
-        None if all of it is private again. Raises as `Client.acquire`.
+        Raises as `Client.acquire`.
         """
         while self.names:
             try:
-                lease = self.client.leasing.take(tuple(self.names))
+                return self.client.leasing.take(tuple(self.names))
             except UnknownComponent:
                 registered = self.registered()
                 if len(registered) == len(self.names):
                     raise
                 self.names[:] = registered
-            else:
-                lease.answered_for()
-                return lease
         return None
 
     def is_before(self, held: "ComponentHold") -> None:
@@ -155,17 +163,19 @@ class Scope:
         if self._process == getpid() and self.counts:
             give_back_later(partial(_give_back, self.counts))
 
-    def taken(self, held: Holdable, take: Take) -> Callable[[], None]:
+    def take(self, held: Holdable, take: Take, count: Count) -> None:
         """Call `take`. If the daemon is gone, call it again once the client has joined the next.
 
         If the client has made the weights private memory instead, no lease is needed.
         """
         try:
-            return take(self)
+            return take(self, count)
         except SessionEnded as exc:
-            again = take if held.client._daemon_gone(exc) else (lambda _: lambda: None)
+            count.undo()
+            is_private = not held.client._daemon_gone(exc)
             exc.__traceback__ = None  # its frames would keep the model as long as the old session
-        return again(self)
+        if not is_private:
+            take(self, count)
 
     def enter(self, entry: Entry, *, lent: bool = False) -> None:
         """Begin a call or a `with` block. Raises as `Client.acquire`.
@@ -176,13 +186,17 @@ class Scope:
         entries = self.inner if entry.is_inner else self.entries
         count = self.counts.get(held)
         if count is None:
-            count = Count(n=0)
+            count = Count()
             if isinstance(held, ComponentHold) and not entry.is_inner:
                 self._note_order(held)
             if not lent:
                 take = held.take if request is None else partial(request.take, held)
-                count.give_back = self.taken(held, take)
-        count.n += 1  # since the take returned, no interrupt can come before the entry is there
+                try:
+                    self.take(held, take, count)
+                except BaseException:
+                    count.undo()
+                    raise
+        count.n += 1
         self.counts[held] = count
         entries.append(entry)
 
@@ -217,8 +231,6 @@ class Scope:
 
         Raises as `Client.acquire`; then the thread no longer holds them.
         """
-        if self.request is not None:
-            self.request.end()
         mine = [
             (held, count)
             for held, count in self.counts.items()
@@ -226,12 +238,14 @@ class Scope:
         ]
         for held, count in reversed(mine):
             # one may hold others, which are released and acquired with it
-            if self.counts.get(held) is count and (give_back := count.give_back) is not None:
+            if self.counts.get(held) is count and count.give_back is not None:
+                count.give_back()
                 count.give_back = None
-                give_back()
+        if self.request is not None:
+            self.request.end()
         for held, count in mine:
             if self.counts.get(held) is count:
-                count.give_back = held.take(self)
+                held.take(self, count)
 
 
 def is_of(held: Holdable, components: Mapping[AttachClient, Collection[str]]) -> bool:
@@ -257,17 +271,19 @@ class RequestLeases:
         self._until: float | None = None
         self._kept: dict[ComponentHold, Lease] = {}
 
-    def take(self, held: Holdable, scope: Scope) -> Callable[[], None]:
-        """As `held.take`, but the returned function may keep the lease."""
-        if isinstance(held, ComponentHold):
-            lease = self._kept.pop(held, None)
-            if lease is None:
-                self.end()
-                lease = held.lease()
-            if lease is not None:
-                return partial(self._leave, held, lease)
-        self.end()
-        return held.take(scope)
+    def take(self, held: Holdable, scope: Scope, count: Count) -> None:
+        """As `held.take`, but the release may keep the lease."""
+        if not isinstance(held, ComponentHold):
+            self.end()
+            return held.take(scope, count)
+        lease = self._kept.pop(held, None)
+        if lease is None:
+            self.end()
+            lease = held.lease()
+        if lease is not None:
+            count.give_back = lease.release
+            lease.answered_for()
+            count.give_back = partial(to_its_end, partial(self._leave, held, lease))
 
     def end(self) -> None:
         self._until = None
@@ -275,6 +291,8 @@ class RequestLeases:
             self._kept.popitem()[1].release()
 
     def _leave(self, held: ComponentHold, lease: Lease) -> None:
+        if not lease.held:
+            return
         if not self._client.session.told.wanted.isdisjoint(held.names):
             now = time.monotonic()
             self._until = now + self._within_s if self._until is None else self._until
@@ -285,8 +303,8 @@ class RequestLeases:
         self._kept[held] = lease
 
 
-@contextmanager
-def kept_between_calls(client: AttachClient, within_s: float) -> Iterator[None]:
+@covered_block
+def kept_between_calls(client: AttachClient, within_s: float) -> Generator[None, None, None]:
     """Make the block a request: its thread keeps leases on `client`'s components between calls.
 
     `within_s`: seconds to keep a lease after another session wants the memory. A request within a
@@ -301,7 +319,7 @@ def kept_between_calls(client: AttachClient, within_s: float) -> Iterator[None]:
         yield
     finally:
         scope.request = None
-        request.end()
+        to_its_end(request.end)
 
 
 _scopes: "weakref.WeakSet[Scope]" = weakref.WeakSet()

@@ -64,22 +64,21 @@ class Stream:
         return self.everything[0] not in self.client.session.components
 
     def whole(self) -> Lease | None:
-        """Return a lease on all of it if it is on the device. Raises as `Client.acquire`."""
+        """Return a lease on all of it, to be noted, if it is on the device.
+
+        Raises as `Client.acquire`.
+        """
         if not self.may_be_in:
             return None
-        try:
-            lease = self.client.leasing.take((self.family,), timeout_s=0)
-        except (Timeout, TooLarge, UnknownComponent):
-            return None
-        if lease.placements is not self._noted:
-            self.note(lease)
-        return lease
+        with suppress(Timeout, TooLarge, UnknownComponent):
+            return self.client.leasing.take((self.family,), timeout_s=0)
+        return None
 
     def passes(self, part: int) -> bool:
         """Whether a part takes a slot; an unknown part does."""
         return self._transient.get(self.parts[part], True)
 
-    def note(self, lease: Lease) -> Lease:
+    def note(self, lease: Lease) -> None:
         """Learn from a grant which parts are kept, which may change at any time."""
         lease.answered_for()
         places = lease.placements
@@ -87,7 +86,6 @@ class Stream:
             self._transient.update((place.name, place.transient) for place in places)
             self.may_be_in = not any(self._transient.values())
             self._noted = places
-        return lease
 
     def here(self) -> "StreamPass":
         here: StreamPass | None = getattr(self._local, "here", None)
@@ -144,7 +142,8 @@ class StreamPass:
         self._expected = stream.order.expected()
         try:
             if stream.rest is not None:
-                self._rest = stream.note(client.leasing.take((stream.rest,), early=True))
+                self._rest = client.leasing.take((stream.rest,), early=True)
+                stream.note(self._rest)
             self._look_ahead()
             if self._rest is not None:
                 wait_here(self._rest)
@@ -159,8 +158,9 @@ class StreamPass:
         On return the block is there, or on a GPU the current stream waits for it. Raises as
         `Client.acquire` and `Lease.wait`; then the block is not held.
         """
-        lease = self._stream.note(self._take(part))
+        lease = self._take(part)
         try:
+            self._stream.note(lease)
             self._ahead.pop(part, None)
             if self._expected is not None:
                 self._expected.used(part)
