@@ -1,7 +1,8 @@
 """An interrupt at any place of an attached model's code leaves no lease, and a model that runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from typing import cast
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from swapd_client import Client
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.hooks import hook_of
-from swapd_client.offload.scope import here
+from swapd_client.offload.scope import here, kept_between_calls
 from swapd_client.offload.update_barrier import _changing
 from tests.interrupts import Place, interrupt, interrupts, places
 from tests.offload.modules import (
@@ -116,7 +117,14 @@ def use(attachment: Attachment, model: Model) -> None:
         pass
 
 
-@pytest.mark.parametrize("do", [call, use])
+def request(attachment: Attachment, model: Model) -> None:
+    client = attachment.components["transformer"].all_of_it.client
+    with kept_between_calls(client, within_s=60.0):
+        model(TOKENS)
+        model.transformer(torch.ones(1, WIDTH))
+
+
+@pytest.mark.parametrize("do", [call, use, request])
 def test_an_interrupted_call_or_use_holds_nothing(
     client: Client, do: Callable[[Attachment, Model], None]
 ) -> None:
@@ -128,6 +136,58 @@ def test_an_interrupted_call_or_use_holds_nothing(
             interrupt(partial(do, attachment, model), place)
             await_none_leased(client)
             assert_good(client, model)
+
+
+class Steps(nn.Module):
+    """Its methods read its weights in steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def generated(self) -> Iterator[torch.Tensor]:
+        x = torch.ones(1, WIDTH)
+        for _ in range(3):
+            x = self.layer(x)
+            yield x
+
+    async def awaited(self) -> torch.Tensor:
+        all_of_it = []
+        async for one in self.asynchronously():  # a comprehension has a variable for the iterator
+            all_of_it.append(one)  # noqa: PERF401
+        return torch.cat(all_of_it)
+
+    async def asynchronously(self) -> AsyncIterator[torch.Tensor]:
+        x = torch.ones(1, WIDTH)
+        for _ in range(3):
+            x = self.layer(x)
+            yield x
+
+
+def generated(model: Steps) -> torch.Tensor:
+    return torch.cat(list(model.generated()))
+
+
+def awaited(model: Steps) -> torch.Tensor:
+    try:
+        model.awaited().send(None)
+    except StopIteration as done:
+        return cast("torch.Tensor", done.value)
+    raise AssertionError("it waits for nothing")
+
+
+@pytest.mark.parametrize("steps", [generated, awaited])
+def test_interrupted_steps_hold_nothing(
+    client: Client, steps: Callable[[Steps], torch.Tensor]
+) -> None:
+    model = seeded(Steps)
+    expected = steps(model)
+    with client.attach({"decoder": model}):
+        for place in places(partial(steps, model), 4 * MOST):
+            interrupt(partial(steps, model), place)
+            await_none_leased(client)
+            assert not here().counts
+            assert torch.equal(steps(model), expected)
 
 
 def test_an_interrupted_detach_leaves_a_model_that_runs_and_can_be_detached(

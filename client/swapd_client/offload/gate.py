@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from swapd_client.dropped import give_back_later
 from swapd_client.errors import Deadlock, NotWhileAttached, SwapdError
+from swapd_client.leases.covered import covered, to_its_end
 from swapd_client.offload.dynamo import skip, uncompiled, when_imported
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.outputs import LATER, ComponentSpans, tensors_in
@@ -179,7 +181,7 @@ class _LeaseSpan:
         own: Own,
         *,
         yields: bool = False,
-        goes_on: type[BaseException] | tuple[()] = (),
+        goes_on: type[StopIteration] | tuple[()] = (),
     ) -> None:
         """Hold `held` from the first step to `end`; if it is streamed, during each step only.
 
@@ -189,7 +191,7 @@ class _LeaseSpan:
         self._held = held
         self._own = own
         self._yields = yields
-        self._goes_on = goes_on
+        self.goes_on = goes_on
         self._count = Count()
         self._process = os.getpid()
 
@@ -200,24 +202,21 @@ class _LeaseSpan:
             give_back_later(give_back)
 
     def step(self, take: Callable[..., Any], *args: Any) -> Any:
-        """Run a step. Raises as the step, and as `Client.acquire`."""
+        """Run a step; call `stop` after an exception but `goes_on`.
+
+        Raises as the step, and as `Client.acquire`.
+        """
         scope, entry = here(), Entry(self._held, self)
+        leave = partial(to_its_end, partial(_leave, entry))
         scope.begins = self._held  # set before the check for a change
         try:
             await_changes(scope)
             self._hold(scope, entry)
             scope.begins = None
             return self._take(take, *args)
-        except self._goes_on:
-            raise
-        except BaseException:
-            with suppress(SwapdError):
-                self.end()
-            raise
         finally:
             scope.begins = None
-            scope.leave(entry)
-            tell()
+            leave()
 
     def _hold(self, scope: Scope, entry: Entry) -> None:
         if not self._held.is_lease:
@@ -237,18 +236,29 @@ class _LeaseSpan:
             raise
         return self._own(value) if self._yields else value
 
+    @covered
     def drive(self, steps: Any) -> Generator[Any, Any, Any]:
-        take, value = steps.send, None
-        while True:
-            try:
+        try:
+            take, value = steps.send, None
+            while True:
                 waited = self.step(take, value)
-            except StopIteration as done:
-                return done.value
-            try:
-                value = yield waited
-                take = steps.send
-            except BaseException as exc:  # noqa: BLE001 - it is for the inner one to handle
-                take, value = steps.throw, exc
+                try:
+                    value = yield waited
+                    take = steps.send
+                except BaseException as exc:  # noqa: BLE001 - it is for the inner one to handle
+                    take, value = steps.throw, exc
+        except self.goes_on as done:
+            return done.value
+        except BaseException as exc:
+            to_its_end(self.stop)
+            if isinstance(exc, StopIteration):
+                return exc.value
+            raise
+
+    def stop(self) -> None:
+        """As `end`, after an exception, which is the one to report."""
+        with suppress(SwapdError):
+            self.end()
 
     def end(self) -> None:
         if self._count.give_back is not None:
@@ -262,10 +272,31 @@ class _Leased:
         self._span = span
 
 
+def _stopped(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Stop the span after an exception, also after an interrupt before or after its step.
+
+    A kept traceback keeps frames of `call`, and with them the span and its lease.
+    """
+
+    @covered
+    def run(self: _Leased, *args: Any) -> Any:
+        try:
+            return call(self, *args)
+        except self._span.goes_on:
+            raise
+        except BaseException:
+            to_its_end(self._span.stop)
+            raise
+
+    return run
+
+
 class _Steps(_Leased):
+    @_stopped
     def send(self, value: Any) -> Any:
         return self._span.step(self._inner.send, value)
 
+    @_stopped
     def throw(self, *exception: Any) -> Any:
         return self._span.step(self._inner.throw, *exception)
 
@@ -273,11 +304,11 @@ class _Steps(_Leased):
         try:
             self._inner.close()
         finally:
-            self._span.end()
+            to_its_end(self._span.end)
 
 
 class LeasedGenerator(_Steps, Generator[Any, Any, Any]):
-    pass
+    __next__ = _stopped(Generator.__next__)
 
 
 class LeasedCoroutine(_Steps, Coroutine[Any, Any, Any]):
@@ -286,14 +317,19 @@ class LeasedCoroutine(_Steps, Coroutine[Any, Any, Any]):
 
 
 class LeasedAsyncGenerator(_Leased, AsyncGenerator[Any, Any]):
-    async def asend(self, value: Any) -> Any:
-        return await LeasedCoroutine(self._inner.asend(value), self._span)
+    @_stopped
+    def asend(self, value: Any) -> LeasedCoroutine:
+        return LeasedCoroutine(self._inner.asend(value), self._span)
 
-    async def athrow(self, *exception: Any) -> Any:
-        return await LeasedCoroutine(self._inner.athrow(*exception), self._span)
+    @_stopped
+    def athrow(self, *exception: Any) -> LeasedCoroutine:
+        return LeasedCoroutine(self._inner.athrow(*exception), self._span)
+
+    def __anext__(self) -> LeasedCoroutine:
+        return self.asend(None)  # type: ignore[no-any-return]
 
     async def aclose(self) -> None:
         try:
             await self._inner.aclose()
         finally:
-            self._span.end()
+            to_its_end(self._span.end)
