@@ -37,6 +37,19 @@ def test_a_component_is_held_from_call_to_call_until_another_is_needed(client: C
         assert here().request is None
 
 
+def test_weights_edited_while_the_request_holds_them_are_read_from_then_on(client: Client) -> None:
+    model = seeded(Model)
+    hidden = torch.ones(1, 256)
+    with client.attach(model) as attachment, kept_between_calls(client, 10.0), torch.no_grad():
+        with attachment.use("transformer"):
+            model.transformer(hidden)
+            with attachment.edit("transformer"):
+                for weight in model.transformer.parameters():
+                    weight.zero_()
+            assert torch.all(model.transformer(hidden) == 0)
+        assert torch.all(model.transformer(hidden) == 0)
+
+
 def test_a_turn_that_fails_gives_all_back(client: Client) -> None:
     model = seeded(Model)
 
