@@ -116,6 +116,41 @@ def test_calls_that_began_before_attach_read_their_own_weights(daemon: Daemon) -
     assert output_of(PROGRAM, daemon.folder) == "done\n"
 
 
+#: Garbage whose finalizers start threads, collected as soon as any object is made.
+COLLECTED = """
+    import gc
+    import threading
+    import weakref
+
+    from swapd_client.offload.attach_barrier import frames
+
+    class Cycle:
+        pass
+
+    ends = threading.Event()
+    waiting = [threading.Thread(target=ends.wait) for _ in range(4)]
+    for thread in waiting:
+        thread.start()
+    for _ in range(100):
+        gc.disable()
+        one = Cycle()
+        one.itself = one
+        weakref.finalize(one, lambda: threading.Thread(target=int).start())
+        del one
+        gc.set_threshold(1)
+        gc.enable()
+        assert len(frames()) > len(waiting)
+        assert gc.isenabled()
+    ends.set()
+    print("done")
+"""
+
+
+def test_garbage_that_starts_threads_does_not_keep_attach_from_seeing_calls() -> None:
+    """CPython before 3.11.9 collects it under a lock of its own that a new thread needs."""
+    assert output_of(COLLECTED) == "done\n"
+
+
 def stopping(model: Stops, go: threading.Event) -> threading.Event:
     """The next calls wait for `go`. Returns an event: one of them waits."""
     reached = threading.Event()

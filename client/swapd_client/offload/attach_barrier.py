@@ -5,6 +5,7 @@ waits for such calls. New calls wait at a door until it is over, and then run wi
 Suspended generators and coroutines are on no thread's stack, so `attach` does not see them.
 """
 
+import gc
 import logging
 import sys
 import threading
@@ -26,6 +27,21 @@ PATIENCE_S = 30.0
 _LOOK_AGAIN_S = 0.01
 #: Every call of a module without a hook runs this code.
 _CALL = Module._call_impl.__code__
+
+
+def frames() -> dict[int, FrameType]:
+    """Return the frame that each thread runs.
+
+    CPython before 3.11.9 holds its lock of threads meanwhile (gh-106883): a finalizer that starts a
+    thread would wait for ever. So nothing is collected.
+    """
+    collects = gc.isenabled()
+    try:
+        gc.disable()
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def without_calls(
@@ -106,7 +122,7 @@ class _Calls:
             hook.end("door")
 
     def _now(self) -> dict[FrameType, int]:
-        calls = {self._outermost(f): t for t, f in sys._current_frames().items()}
+        calls = {self._outermost(f): t for t, f in frames().items()}
         return {call: t for call, t in calls.items() if call is not None and t != self._thread}
 
     def _outermost(self, frame: FrameType | None) -> FrameType | None:
