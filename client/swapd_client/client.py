@@ -103,7 +103,11 @@ def connect(
     check_installed(tracing)
     reconnect_s = seconds_to_wait(reconnect)
     session = open_session(endpoint, device, label, timeout, disabled, start=start, budget=budget)
-    return Client(session, tracing=tracing, reconnect_s=reconnect_s)
+    try:
+        return Client(session, tracing=tracing, reconnect_s=reconnect_s)
+    except BaseException:
+        session.close()  # its thread would keep it
+        raise
 
 
 class Client:

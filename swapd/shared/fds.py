@@ -38,9 +38,11 @@ class OwnedFd:
     A forked child does not close it, because the number may be another file's by then.
     """
 
+    _fd = -1  # an interrupt may come before it has one
+
     def __init__(self, fd: int) -> None:
-        self._fd = fd
         self._process = os.getpid()
+        self._fd = fd
 
     def __repr__(self) -> str:
         return f"<OwnedFd {self._fd}>" if self._fd >= 0 else "<OwnedFd closed>"

@@ -1,6 +1,7 @@
 """An interrupt at any place of a call leaves nothing half done, and the next call succeeds."""
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,8 @@ import swapd_client
 from swapd import spawn
 from swapd.spawn import Spawned
 from swapd_client import Client
-from tests.interrupts import interrupt, interrupts, places
+from swapd_client.dropped import settle
+from tests.interrupts import forget, interrupt, interrupts, places
 
 #: Places of one call.
 MOST = 60
@@ -67,6 +69,42 @@ def assert_none_is_left(client: Client, other: Client) -> None:
 def unregister_all(client: Client) -> None:
     for name in list(client.session.components):
         client.unregister(name)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # what is collected is closed then
+def test_an_interrupted_connect_leaves_no_session(daemon: Spawned, other: Client) -> None:
+    def connect() -> None:
+        swapd_client.connect(daemon.folder, label="new").close()
+
+    connect()
+    for place in places(connect, 2 * MOST):
+        interrupt(connect, place)
+        forget()
+        settle()
+        while "new" in [session.label for session in other.status().sessions]:
+            """Soon."""
+        assert "swapd-check" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_an_interrupted_acquire_or_release_holds_nothing(client: Client, other: Client) -> None:
+    registered(client)
+    client.register("b", {"x": bytes(4096)})
+
+    def use() -> None:
+        other.evict("a")
+        with client.acquire("a") as lease:
+            lease.rests()
+            with client.acquire("a", "b", timeout=30):
+                pass
+        with client.acquire("a", early=True) as lease:
+            lease.wait()
+
+    use()
+    for place in places(use, 3 * MOST):
+        interrupt(use, place)
+        while any(component.leases for component in other.status().components):
+            """Soon."""
+    unregister_all(client)
 
 
 @pytest.mark.parametrize("name", ["a", "b"])

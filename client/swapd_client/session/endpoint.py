@@ -14,6 +14,7 @@ from swapd.shared.runtime_dir import Folder, Untrusted
 from swapd.shared.system import OF_THREADS, LimitError, is_stopped, start
 from swapd.shared.text import TEXT_MAX_CHARS, plain
 from swapd_client.errors import InvalidArgument, LimitReached, NotRunning, Timeout
+from swapd_client.leases.covered import to_its_end
 
 #: Labels of swapd's own commands begin so; they belong to no stage.
 _COMMAND_LINE = "swapd"
@@ -87,7 +88,7 @@ def need_threads(count: int, what: str) -> None:
             f"{len(started)}: raise {OF_THREADS}. Nothing was changed"
         ) from exc
     finally:
-        leave.set()
+        to_its_end(leave.set)
         for thread in started:
             thread.join()
 
