@@ -1,7 +1,8 @@
 """The work that collected clients, models and leases leave behind, in threads of its own.
 
 The garbage collector runs in any thread, at any point, under any lock, or in a forked child. So a
-finalizer takes no lock, and leaves the work to a thread.
+finalizer takes no lock, and leaves the work to a thread that runs already: CPython takes a lock of
+its own to start one.
 """
 
 import _thread
@@ -14,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from swapd_client.session.session import Session
 
@@ -28,6 +30,7 @@ def when_collected(
     thing: object, session: Session, work: Callable[[], object]
 ) -> "weakref.finalize[..., object]":
     """Call `work()` in a thread once `thing` is collected."""
+    _collected.begin()
     finalizer = weakref.finalize(thing, _begin, session, work)
     finalizer.atexit = False
     return finalizer
@@ -67,14 +70,14 @@ def _begin(session: Session, work: Callable[[], object]) -> None:
         return
     done = threading.Event()
     _under_way.add(done)
-    with suppress(RuntimeError):  # the process is ending, and its session with it
-        _start(work, done)
-        return
-    _under_way.discard(done)
+    _collected.put(partial(_start, work, done))
 
 
 def _start(work: Callable[[], object], done: threading.Event) -> None:
-    _thread.start_new_thread(_run, ([work], done))
+    try:
+        _thread.start_new_thread(_run, ([work], done))
+    except RuntimeError:  # no thread can be started any more
+        _run([work], done)
 
 
 def _run(left: list[Callable[[], object]], done: threading.Event) -> None:
@@ -106,12 +109,14 @@ class _Collected:
         self._is_running = False
         self._runs_in = 0
 
+    def begin(self) -> None:
+        """Start the thread. Not for finalizers."""
+        if not self._is_running:
+            _thread.start_new_thread(self._run, (self._queue,))
+            self._is_running = True
+
     def put(self, give_back: GiveBack) -> None:
         self._queue.put(give_back)
-        if not self._is_running:
-            with suppress(RuntimeError):  # the process is ending, and its leases with it
-                _thread.start_new_thread(self._run, (self._queue,))
-                self._is_running = True
 
     def flush(self) -> None:
         if self._is_running and threading.get_ident() != self._runs_in:

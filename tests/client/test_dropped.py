@@ -17,6 +17,7 @@ from swapd.shared import runtime_dir
 from swapd.shared.system import is_stopped
 from swapd_client import dropped
 from swapd_client.session.channel import Channel
+from tests.processes import output_of
 
 REGISTER = """
 client = connect(folder)
@@ -140,3 +141,39 @@ def test_an_async_client_is_closed_when_it_is_collected(folder: Path) -> None:
         await asyncio.to_thread(await_sessions, folder, 0)
 
     asyncio.run(main())
+
+
+#: They are collected where CPython before 3.11.9 holds a lock that a new thread needs (gh-106883).
+COLLECTED = """
+    import gc
+    import sys
+    import threading
+    from functools import partial
+    from types import SimpleNamespace
+
+    from swapd_client.dropped import settle, when_collected
+
+    class Cycle:
+        pass
+
+    ends, done = threading.Event(), []
+    waiting = [threading.Thread(target=ends.wait) for _ in range(4)]
+    for thread in waiting:
+        thread.start()
+    for number in range(100):
+        gc.disable()
+        one = Cycle()
+        one.itself = one
+        when_collected(one, SimpleNamespace(forked=False), partial(done.append, number))
+        del one
+        gc.set_threshold(1)
+        gc.enable()
+        sys._current_frames()
+    ends.set()
+    settle()
+    print(sorted(done) == list(range(100)))
+"""
+
+
+def test_clients_are_closed_wherever_the_collector_finds_them() -> None:
+    assert output_of(COLLECTED) == "True\n"

@@ -62,7 +62,7 @@ class Session:
         """
         self.endpoint = endpoint
         need_descriptors(SESSION_DESCRIPTORS, "to connect")
-        need_threads(1, "to connect")
+        need_threads(2, "to connect")
         self.lifeline = self._line(endpoint, answer_s)
         self.life = Life()
         try:
