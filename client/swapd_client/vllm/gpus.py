@@ -37,19 +37,19 @@ def number_of(visible: int) -> int:
 
     Reads `$CUDA_VISIBLE_DEVICES`. Raises: NoEndpoint if that lists UUIDs, or too few GPUs.
     """
-    listed = config.variable(config.VISIBLE_VARIABLE)
-    if listed is None:
+    listed = config.listed_gpus()
+    if not listed:
         return visible
-    names = [name.strip() for name in listed.split(",")]
-    if visible >= len(names):
+    said = f"{config.VISIBLE_VARIABLE}={','.join(listed)}"
+    if visible >= len(listed):
         raise NoEndpoint(
-            f"CUDA_VISIBLE_DEVICES={listed} has no GPU number {visible}: list it there, or set "
+            f"{said} has no GPU number {visible}: list it there, or set "
             "the daemon's folder: additional_config: {swapd: {endpoint: /run/swapd/...}}"
         )
-    if not names[visible].isdecimal():
+    if not listed[visible].isdecimal():
         raise NoEndpoint(
-            f"CUDA_VISIBLE_DEVICES={listed} names GPUs by UUID, but a daemon's folder has a "
+            f"{said} names GPUs by UUID, but a daemon's folder has a "
             "number: list numbers there, or set the folder: additional_config: "
             "{swapd: {endpoint: /run/swapd/...}}, or $" + config.ENDPOINT_VARIABLE
         )
-    return int(names[visible])
+    return int(listed[visible])
