@@ -61,6 +61,8 @@ def _gauges(status: Status, age_s: float) -> Iterator[tuple[str, str, float]]:
     yield "swapd_quarantined_bytes", about, status.quarantined_bytes
     yield "swapd_peak_resident_bytes", "Most of the arena that was in use", status.peak_bytes
     yield "swapd_host_copy_bytes", "Host memory of host copies", status.host_copy_bytes
+    about = "Host copies that no component uses, kept for the next session"
+    yield "swapd_kept_bytes", about, sum(each.nbytes for each in status.kept)
     about = "Host copies that are pinned: the device copies them by itself"
     yield "swapd_pinned_bytes", about, status.pinned_bytes
     about = "Host copies whose pinning failed: their copies are slower"

@@ -18,6 +18,7 @@ from swapd.daemon.host_copies import SPARE_DESCRIPTORS
 from swapd.log.reader import read
 from swapd.log.replay import replay
 from swapd.shared import fds, vm
+from swapd.web.metrics import render
 from swapd_client import Client, OutOfMemory
 from swapd_client.weights import contents, safetensors
 from tests import served
@@ -68,6 +69,12 @@ def kept(client: Client) -> list[tuple[str, int]]:
     return [(one.name, one.nbytes) for one in client.status().kept]
 
 
+def counted(client: Client) -> float:
+    """The gauge of `/metrics`."""
+    lines = render(client.status(), age_s=0.0, accept="")[0].decode().splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith("swapd_kept_bytes ")))
+
+
 def await_kept(client: Client, *names: str) -> None:
     """Wait until these are kept: the end of a session is seen a moment later."""
     while [one.name for one in client.status().kept] != list(names):
@@ -87,6 +94,7 @@ def test_the_next_session_has_the_bits_and_neither_reads_nor_compares(
     await_kept(client, "x")
     nbytes = client.status().host_copy_bytes
     assert kept(client) == [("x", nbytes)]
+    assert counted(client) == nbytes
     monkeypatch.setattr(contents, "is_filled", lambda *_: pytest.fail("it compared"))
     for _ in range(2):
         found, was_read = load_once(daemon, file)
