@@ -70,9 +70,10 @@ class Stream:
         """
         if not self.may_be_in:
             return None
-        with suppress(Timeout, TooLarge, UnknownComponent):
+        try:
             return self.client.leasing.take((self.family,), timeout_s=0)
-        return None
+        except (Timeout, TooLarge, UnknownComponent):
+            return None
 
     def passes(self, part: int) -> bool:
         """Whether a part takes a slot; an unknown part does."""
