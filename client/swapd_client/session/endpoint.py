@@ -14,7 +14,6 @@ from swapd.shared.runtime_dir import Folder, Untrusted
 from swapd.shared.system import OF_THREADS, LimitError, is_stopped, start
 from swapd.shared.text import TEXT_MAX_CHARS, plain
 from swapd_client.errors import InvalidArgument, LimitReached, NotRunning, Timeout
-from swapd_client.leases.covered import to_its_end
 
 #: Labels of swapd's own commands begin so; they belong to no stage.
 _COMMAND_LINE = "swapd"
@@ -75,11 +74,17 @@ def need_threads(count: int, what: str) -> None:
     Without a thread libzmq ends the process. The reserve is for the allocators' memory, and for a
     thread that the program starts meanwhile.
     """
-    leave = threading.Event()
+    leave = threading.Lock()  # not an Event, whose `set` an interrupt may end before it has begun
+    leave.acquire()
+
+    def wait() -> None:
+        with leave:
+            pass
+
     started: list[threading.Thread] = []
     try:
         for _ in range(count + 1):
-            thread = threading.Thread(target=leave.wait, name="swapd-check", daemon=True)
+            thread = threading.Thread(target=wait, name="swapd-check", daemon=True)
             start(thread)
             started.append(thread)
     except LimitError as exc:
@@ -88,7 +93,7 @@ def need_threads(count: int, what: str) -> None:
             f"{len(started)}: raise {OF_THREADS}. Nothing was changed"
         ) from exc
     finally:
-        to_its_end(leave.set)
+        leave.release()
         for thread in started:
             thread.join()
 
