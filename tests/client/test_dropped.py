@@ -145,33 +145,22 @@ def test_an_async_client_is_closed_when_it_is_collected(folder: Path) -> None:
 
 #: They are collected where CPython before 3.11.9 holds a lock that a new thread needs (gh-106883).
 COLLECTED = """
-    import gc
     import sys
-    import threading
     from functools import partial
+    from itertools import count
     from types import SimpleNamespace
 
     from swapd_client.dropped import settle, when_collected
+    from tests.garbage import TIMES, collected_in
 
-    class Cycle:
-        pass
+    done, numbers = [], count()
 
-    ends, done = threading.Event(), []
-    waiting = [threading.Thread(target=ends.wait) for _ in range(4)]
-    for thread in waiting:
-        thread.start()
-    for number in range(100):
-        gc.disable()
-        one = Cycle()
-        one.itself = one
-        when_collected(one, SimpleNamespace(forked=False), partial(done.append, number))
-        del one
-        gc.set_threshold(1)
-        gc.enable()
-        sys._current_frames()
-    ends.set()
+    def before(one):
+        when_collected(one, SimpleNamespace(forked=False), partial(done.append, next(numbers)))
+
+    collected_in(sys._current_frames, before)
     settle()
-    print(sorted(done) == list(range(100)))
+    print(sorted(done) == list(range(TIMES)))
 """
 
 

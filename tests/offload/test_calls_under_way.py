@@ -116,32 +116,23 @@ def test_calls_that_began_before_attach_read_their_own_weights(daemon: Daemon) -
     assert output_of(PROGRAM, daemon.folder) == "done\n"
 
 
-#: Garbage whose finalizers start threads, collected as soon as any object is made.
+#: Garbage whose finalizers start threads.
 COLLECTED = """
     import gc
     import threading
     import weakref
 
     from swapd_client.offload.attach_barrier import frames
+    from tests.garbage import THREADS, collected_in
 
-    class Cycle:
-        pass
-
-    ends = threading.Event()
-    waiting = [threading.Thread(target=ends.wait) for _ in range(4)]
-    for thread in waiting:
-        thread.start()
-    for _ in range(100):
-        gc.disable()
-        one = Cycle()
-        one.itself = one
-        weakref.finalize(one, lambda: threading.Thread(target=int).start())
-        del one
-        gc.set_threshold(1)
-        gc.enable()
-        assert len(frames()) > len(waiting)
+    def look():
+        assert len(frames()) > THREADS
         assert gc.isenabled()
-    ends.set()
+
+    def before(one):
+        weakref.finalize(one, lambda: threading.Thread(target=int).start())
+
+    collected_in(look, before)
     print("done")
 """
 
