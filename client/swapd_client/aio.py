@@ -30,12 +30,12 @@ from swapd_client.asked import (
 )
 from swapd_client.cancellation import cancellable, in_thread
 from swapd_client.client import Client, nbytes_of, restore_models
+from swapd_client.covered import to_its_end
 from swapd_client.dropped import close_when_collected
 from swapd_client.errors import DaemonGone, SwapdError
 from swapd_client.faults import explain_if
 from swapd_client.lease import AsyncLease
 from swapd_client.leases.book import Record
-from swapd_client.leases.covered import to_its_end
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.registration import end, unregister

@@ -13,11 +13,11 @@ from weakref import ref
 from msgspec.structs import replace
 
 from swapd.shared.protocol import Granted, Placement
+from swapd_client.covered import covered, to_its_end
 from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError, UnknownComponent
 from swapd_client.giving_back import GivingBack
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import KEEP_S, LINGER_S, UNTOLD_S, Key
-from swapd_client.leases.covered import covered, to_its_end
 from swapd_client.session.gpu.streams import empty_cache, handle_of
 from swapd_client.session.session import Session
 

@@ -26,12 +26,12 @@ from swapd_client.asked import (
     record_of,
 )
 from swapd_client.cancellation import stop_if_cancelled
+from swapd_client.covered import covered
 from swapd_client.errors import SwapdError
 from swapd_client.giving_back import GivingBack
 from swapd_client.lease import Lease, hold, hold_kept
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import Cache, Key
-from swapd_client.leases.covered import covered
 from swapd_client.leases.offers import offer, settle
 from swapd_client.memory import ranges
 from swapd_client.session.channel import ChannelFactory

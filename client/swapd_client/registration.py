@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swapd.shared import protocol
 from swapd_client import dropped
 from swapd_client.cancellation import stop_if_cancelled
+from swapd_client.covered import to_its_end
 from swapd_client.errors import (
     ClientClosed,
     DeviceFailed,
@@ -20,7 +21,6 @@ from swapd_client.errors import (
     SwapdError,
     UnknownComponent,
 )
-from swapd_client.leases.covered import to_its_end
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.memory.layout import OtherBytes

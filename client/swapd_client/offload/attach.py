@@ -16,8 +16,8 @@ from swapd.shared.protocol import Policy
 from swapd.shared.text import counted
 from swapd.shared.units import size
 from swapd_client import dropped
+from swapd_client.covered import to_its_end
 from swapd_client.errors import DuplicateName, InvalidArgument, InvalidSource, SwapdError, TooLarge
-from swapd_client.leases.covered import to_its_end
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.offload import find, hooks, ownership, strategy, tools
 from swapd_client.offload.attach_barrier import without_calls

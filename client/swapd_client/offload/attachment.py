@@ -11,6 +11,7 @@ from types import TracebackType
 import torch
 
 from swapd.shared.units import size
+from swapd_client.covered import covered, to_its_end
 from swapd_client.dropped import await_given_back, when_collected
 from swapd_client.errors import (
     ClientClosed,
@@ -19,7 +20,6 @@ from swapd_client.errors import (
     SwapdError,
     UnknownComponent,
 )
-from swapd_client.leases.covered import covered, to_its_end
 from swapd_client.offload import growth, tools
 from swapd_client.offload.guards import writable
 from swapd_client.offload.holdables import BlockHold, PassHold

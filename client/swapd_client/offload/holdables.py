@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapd_client.leases.covered import to_its_end
+from swapd_client.covered import to_its_end
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.scope import ComponentHold, Count, Entry, Scope
 from swapd_client.offload.stream import Stream

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import msgspec
 
 from swapd.shared import protocol
+from swapd_client.covered import covered_block, to_its_end
 from swapd_client.dropped import give_back_later
 from swapd_client.errors import SessionEnded, SwapdError, UnknownComponent
 from swapd_client.lease import Lease
-from swapd_client.leases.covered import covered_block, to_its_end
 from swapd_client.offload.lender import AttachClient
 from swapd_client.session.session import Session
 

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Collection, Generator, Mapping
 
-from swapd_client.leases.covered import covered_block, to_its_end
+from swapd_client.covered import covered_block, to_its_end
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.scope import Scope, here, is_of, scopes
 
@@ -47,10 +47,13 @@ class _Changing:
         self.lock = threading.RLock()
         self.told = threading.Condition(self.lock)
 
-    def end(self) -> None:
-        self.by, self.now = 0, None
+    def tell(self) -> None:
         with self.lock:
             self.told.notify_all()
+
+    def end(self) -> None:
+        self.by, self.now = 0, None
+        self.tell()
 
 
 _changing = _Changing()
@@ -77,8 +80,7 @@ def await_changes(scope: Scope) -> None:
 def tell() -> None:
     """Wake a waiting change: a call of this thread has ended, or failed to begin."""
     if _changing.now is not None:
-        with _changing.lock:
-            _changing.told.notify_all()
+        _changing.tell()
 
 
 @covered_block

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from swapd_client.covered import covered_block, to_its_end
 from swapd_client.errors import NotWhileAttached
-from swapd_client.leases.covered import covered_block, to_its_end
 from swapd_client.memory.movable import leaves
 from swapd_client.memory.part import Part
 from swapd_client.memory.tensors import PlacedTensors

@@ -13,6 +13,7 @@ from swapd.shared import config, daemons, fds, runtime_dir
 from swapd.shared.runtime_dir import Folder, Untrusted
 from swapd.shared.system import OF_THREADS, LimitError, is_stopped, start
 from swapd.shared.text import TEXT_MAX_CHARS, plain
+from swapd_client.covered import to_its_end
 from swapd_client.errors import InvalidArgument, LimitReached, NotRunning, Timeout
 
 #: Labels of swapd's own commands begin so; they belong to no stage.
@@ -74,17 +75,11 @@ def need_threads(count: int, what: str) -> None:
     Without a thread libzmq ends the process. The reserve is for the allocators' memory, and for a
     thread that the program starts meanwhile.
     """
-    leave = threading.Lock()  # not an Event, whose `set` an interrupt may end before it has begun
-    leave.acquire()
-
-    def wait() -> None:
-        with leave:
-            pass
-
+    leave = threading.Event()
     started: list[threading.Thread] = []
     try:
         for _ in range(count + 1):
-            thread = threading.Thread(target=wait, name="swapd-check", daemon=True)
+            thread = threading.Thread(target=leave.wait, name="swapd-check", daemon=True)
             start(thread)
             started.append(thread)
     except LimitError as exc:
@@ -93,7 +88,7 @@ def need_threads(count: int, what: str) -> None:
             f"{len(started)}: raise {OF_THREADS}. Nothing was changed"
         ) from exc
     finally:
-        leave.release()
+        to_its_end(leave.set)
         for thread in started:
             thread.join()
 

@@ -6,8 +6,8 @@ from functools import partial
 
 from swapd.shared.board import Board
 from swapd.shared.units import size
+from swapd_client.covered import to_its_end
 from swapd_client.errors import DaemonGone, OutOfMemory, SwapdError
-from swapd_client.leases.covered import to_its_end
 from swapd_client.memory import place, ranges
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Former, Place

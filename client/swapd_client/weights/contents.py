@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 
 from swapd.shared import vm
+from swapd_client.covered import to_its_end
 from swapd_client.errors import InvalidSource
-from swapd_client.leases.covered import to_its_end
 from swapd_client.weights.safetensors import File, Stored
 
 DTYPES = {
