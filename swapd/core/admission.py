@@ -296,9 +296,13 @@ def _let_go_on(ledger: Ledger, w: Waiter) -> None:
         other = ledger.queue.get((w.session, request))
         if other is None or not other.queued or not (other.owner == w.owner or other.takes_old):
             continue
-        if sharing.may_share(ledger, other, ledger.named(other.names)):
+        asked = ledger.named(other.names)
+        if sharing.may_share(ledger, other, asked):
             ledger.replan = True
             admit(ledger, other)
+        for c in asked if other.queued else ():
+            if not sharing.may_join(ledger, c, other):
+                hold_back(ledger, c)
 
 
 def tell_waiting(ledger: Ledger, w: Waiter, why: str = "") -> None:

@@ -238,7 +238,7 @@ class Planner:
             self._close(ledger.components[name], anew=name not in before)
         for name in list(ledger.held_back):
             c = ledger.components.get(name)
-            if c is None:
+            if c is None or c.state not in (State.LOADING, State.RESIDENT):
                 del ledger.held_back[name]
             elif ledger.closed_from is None or not sharing.is_closed(ledger, c):
                 admission.share(ledger, c)

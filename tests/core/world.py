@@ -1121,7 +1121,9 @@ class World:
         assert room >= need, f"{last} was not enough"
         # one that holds what it needs may have gone first, with the room that was made by then
         others = [
-            n for n in range(i) if isinstance(a := self.out[n], CopyIn) and a.name not in names
+            n
+            for n in range(i)
+            if isinstance(a := self.out[n], CopyIn | Lend) and a.name not in names
         ]
         for other in self.out[max(others, default=0) : i + 1]:
             if isinstance(other, Evict) and other.waiter == last.waiter and other.reason == "room":
