@@ -97,7 +97,7 @@ def play(workload: Workload, seconds: float) -> list[Wait]:
             for name in workload.sizes
         }
         for name, size in workload.sizes.items():
-            clients[name].register(name, {"w": bytes(size * unit)})
+            clients[name].register(name, {"w": name.encode().ljust(size * unit)})
         until = time.monotonic() + seconds
         trace = enumerate(workload.requests)
 

@@ -109,7 +109,7 @@ def files_of_an_acquire() -> int:
         program = ("-c", NOTING, str(note))
         with spawn.daemon(program, budget="16MiB") as daemon, connect(daemon.folder) as client:
             for name in ("a", "b"):
-                client.register(name, {"data": bytearray(12 << 20)})
+                client.register(name, {"data": name.encode().ljust(12 << 20)})
             client.acquire("a").release()
             os.kill(daemon.pid, signal.SIGUSR1)
             while not begun.exists():

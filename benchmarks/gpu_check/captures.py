@@ -152,7 +152,7 @@ def _beside_swaps(check: Check, gpu: Gpu, settings: Settings) -> None:
             watching(daemon) as client,
         ):
             for name in ("a", "b"):
-                client.register(name, {"weights": bytearray(nbytes)})
+                client.register(name, {"weights": name.encode().ljust(nbytes)})
             stream, target = gpu.stream(), gpu.alloc(PAGE)
             _begin(gpu, stream)
             gpu.fill(target, PAGE, 1, stream)

@@ -28,7 +28,7 @@ def _cycles(check: Check, settings: Settings) -> None:
         watching(daemon) as client,
     ):
         for name in ("a", "b"):
-            client.register(name, {"weights": bytearray(nbytes)})
+            client.register(name, {"weights": name.encode().ljust(nbytes)})
         _cycle(client, min(WARM_UP, settings.cycles))
         look = partial(_look, daemon.pid, client)
         looks, loads = [look()], client.status().loads

@@ -59,7 +59,7 @@ def measure(
         swapd_client.connect(daemon.folder, label="bench") as client,
     ):
         for name in ("a", "b"):
-            client.register(name, {"weights": bytearray(nbytes)})
+            client.register(name, {"weights": name.encode().ljust(nbytes)})
         _cycle(client, WARM_UP)
         loads = client.status().loads
         daemons, workers = [_footprint(daemon.pid)], [_footprint(os.getpid())]

@@ -19,6 +19,7 @@ import pytest
 import swapd_client
 from swapd import spawn
 from tests import forked
+from tests.contents import bytes_of
 
 MIB = 1 << 20
 _ROOT = Path(__file__).parents[2]
@@ -108,7 +109,7 @@ class Running:
         client = swapd_client.connect(self.folder, label=label)
         self.clients.append(client)
         for name, mib in sizes_mib.items():
-            client.register(name, {"w": bytearray(mib * MIB)})
+            client.register(name, {"w": bytes_of(name, mib * MIB)})
         return client
 
     def stop(self, number: int = signal.SIGTERM) -> None:

@@ -76,7 +76,7 @@ def test_memory_that_is_used_again_is_counted_once(mutable: bool) -> None:
     program = f"""
 import swapd_client
 def use(name):
-    client.register(name, {{"w": bytearray({12 * MIB})}}, mutable={mutable})
+    client.register(name, {{"w": bytearray(name.encode().ljust({12 * MIB}))}}, mutable={mutable})
     client.acquire(name).release()
 client = swapd_client.connect()
 use("thinker")

@@ -80,7 +80,9 @@ def test_the_log_of_a_turn_says_what_came_in_by_part_and_what_became_of_the_cach
 ) -> None:
     client = daemon.client("stage")
     for number in range(3):
-        client.register(f"layer {number}", {"w": torch.ones(MIB // 4)}, part_of="weights")
+        client.register(
+            f"layer {number}", {"w": torch.full((MIB // 4,), float(number))}, part_of="weights"
+        )
     kv = client.register_scratch("kv", "8MiB", mutable=True)
     for used in ([(0, 2 * MIB)], [], [(0, MIB)]):
         with client.acquire("weights", "kv"):

@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 
 import swapd_client
 from swapd.cli.live.app import Poller, TextScreen, Top
+from tests.contents import bytes_of
 
 from .conftest import MIB, Running, environment, serve, swapd
 
@@ -135,7 +136,7 @@ async def test_it_waits_for_a_daemon_that_is_restarted(folder: Path) -> None:
         second = await asyncio.to_thread(serve, folder)
         try:
             with await asyncio.to_thread(swapd_client.connect, folder) as other:
-                other.register("vae", {"w": bytearray(MIB)})
+                other.register("vae", {"w": bytes_of("vae", MIB)})
                 await app.until(lambda: row(app, "vae") and not row(app, "dit"))
                 assert "waiting for it" not in app.text
         finally:

@@ -21,6 +21,7 @@ from swapd_client import Client, Deadlock, Lease, Timeout
 from swapd_client.covered import covered
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import Cache
+from tests.contents import bytes_of
 from tests.sleeping import more_sleeps, sleeps
 from tests.threads import run_together, started
 
@@ -39,7 +40,7 @@ def daemon() -> Iterator[Spawned]:
 def client(daemon: Spawned) -> Iterator[Client]:
     with swapd_client.connect(daemon.folder) as client:
         for name, mib in (("a", 1), ("b", 1), ("large", 12), ("huge", 12)):
-            client.register(name, {"x": bytes(mib * MIB)})
+            client.register(name, {"x": bytes_of(name, mib * MIB)})
         yield client
 
 
@@ -151,9 +152,8 @@ def test_a_lease_that_ended_for_an_acquire_that_failed_is_not_used_again(
 
 def test_a_thread_that_waits_gives_way_to_another_with_what_it_keeps(client: Client) -> None:
     """What it keeps is no part of a deadlock; what it has in use is."""
-    small = {"x": bytes(8 * MIB)}
     for name in ("one", "two"):
-        client.register(name, small)
+        client.register(name, {"x": bytes_of(name, 8 * MIB)})
     keep(client, "one", "two")
     done = []
 

@@ -9,6 +9,7 @@ import pytest
 import swapd_client
 from swapd import spawn
 from swapd_client import AsyncClient, Client
+from tests.contents import bytes_of
 
 MIB = 1 << 20
 
@@ -24,7 +25,7 @@ def daemon() -> Iterator[spawn.Spawned]:
 def client(daemon: spawn.Spawned) -> Iterator[Client]:
     with swapd_client.connect(daemon.folder) as client:
         for name in "abc":
-            client.register(name, {"x": bytes(10 * MIB)})
+            client.register(name, {"x": bytes_of(name, 10 * MIB)})
         yield client
 
 

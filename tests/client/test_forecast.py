@@ -7,6 +7,7 @@ from swapd import spawn
 from swapd.shared.protocol import Victim
 from swapd_client import InvalidArgument, TooLarge, UnknownComponent
 from tests import served
+from tests.contents import bytes_of
 
 MIB = 1 << 20
 
@@ -19,8 +20,8 @@ def test_what_is_foretold_is_what_happens() -> None:
             other,
         ),
     ):
-        client.register("a", {"x": bytes(10 * MIB)})
-        client.register("b", {"x": bytes(10 * MIB)})
+        client.register("a", {"x": bytes_of("a", 10 * MIB)})
+        client.register("b", {"x": bytes_of("b", 10 * MIB)})
         assert client.forecast("b").seconds is None  # no load was measured yet
         client.acquire("a").release()
 
@@ -45,8 +46,8 @@ def test_what_is_foretold_is_what_happens() -> None:
 
 def test_it_raises_what_the_acquire_would() -> None:
     with served.alone(budget="16MiB") as (_, client):
-        client.register("a", {"x": bytes(10 * MIB)})
-        client.register("b", {"x": bytes(10 * MIB)})
+        client.register("a", {"x": bytes_of("a", 10 * MIB)})
+        client.register("b", {"x": bytes_of("b", 10 * MIB)})
         with pytest.raises(UnknownComponent, match="did you mean"):
             client.forecast("aa")
         with pytest.raises(TooLarge, match="--budget"):
@@ -59,7 +60,7 @@ def test_what_is_in_comes_first_and_what_waits_for_a_holder_last() -> None:
     sizes = {"held": 6, "large": 6, "small": 2, "in": 4}
     with served.pair(budget="16MiB", residency_factor=0) as (_, client, other):
         for name, mib in sizes.items():
-            client.register(name, {"x": bytes(mib * MIB)})
+            client.register(name, {"x": bytes_of(name, mib * MIB)})
         client.acquire("in").release()
         with other.acquire("held"):
             client.register("too large beside it", {"x": bytes(12 * MIB)})

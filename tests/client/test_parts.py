@@ -12,6 +12,7 @@ from swapd import spawn
 from swapd_client import Conflict, DuplicateName, InvalidArgument, InvalidSource, TooLarge
 from swapd_client.memory.component import Component
 from tests import served
+from tests.contents import bytes_of
 from tests.threads import started
 
 
@@ -60,7 +61,7 @@ def test_a_family_is_acquired_prefetched_and_taken_back_by_its_name() -> None:
 def test_of_a_family_that_never_leaves_only_what_is_kept_must_fit() -> None:
     parts = {f"{i}": {"x": bytes([i]) * (4 << 20)} for i in range(4)}
     with served.alone(budget="12MiB", isolation="strict") as (_, client):
-        client.register("vae", {"x": bytes(4 << 20)}, policy="permanent")
+        client.register("vae", {"x": bytes_of("vae", 4 << 20)}, policy="permanent")
         made = client.register_family("dit", parts, policy="permanent", resident="4MiB")
         for _ in range(2):
             for i, part in enumerate(made):

@@ -2,14 +2,15 @@
 
 from swapd import spawn
 from swapd_client import connect, connect_async
+from tests.contents import bytes_of
 
 
 def test_nothing_goes_but_what_is_named_and_names_that_are_not_there_are_left_out() -> None:
     with spawn.daemon(budget="8MiB") as daemon, connect(daemon.folder) as client:
         for name in ("b", "a"):  # b was used longer ago
-            client.register(name, {"x": bytes(4 << 20)})
+            client.register(name, {"x": bytes_of(name, 4 << 20)})
             client.acquire(name).release()
-        client.register("c", {"x": bytes(4 << 20)})
+        client.register("c", {"x": bytes_of("c", 4 << 20)})
         client.prefetch("c", "nobody", over=["a", "nothing"])
         client.acquire("c").release()
         assert client.status().evictions == 1

@@ -10,6 +10,7 @@ import swapd_client
 from swapd.shared.protocol import Forecast
 from swapd_client import AsyncClient, Client
 from tests import served
+from tests.contents import bytes_of
 
 MIB = 1 << 20
 
@@ -18,8 +19,8 @@ MIB = 1 << 20
 def clients() -> Iterator[tuple[Client, Client]]:
     """Two, with a component each of which one has room; both were used."""
     with served.pair("first", "second", budget="16MiB", residency_factor=0) as (_, first, second):
-        first.register("a", {"x": bytes(10 * MIB)})
-        second.register("b", {"x": bytes(10 * MIB)})
+        first.register("a", {"x": bytes_of("a", 10 * MIB)})
+        second.register("b", {"x": bytes_of("b", 10 * MIB)})
         first.acquire("a").release()
         second.acquire("b").release()
         yield first, second

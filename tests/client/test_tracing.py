@@ -23,6 +23,7 @@ from swapd.log import reader
 from swapd.shared import protocol
 from swapd_client import Client, ClientClosed, Timeout, TooLarge, connect, connect_async
 from swapd_client.tracing import Tracing, in_traces_of
+from tests.contents import bytes_of
 from tests.guarantees.harness import World
 from tests.processes import output_of
 from tests.threads import started
@@ -158,7 +159,7 @@ def test_who_waits_for_a_holder_is_told_for_whom(
     folder: str, exporter: InMemorySpanExporter
 ) -> None:
     with connect(folder, label="painter") as other:
-        other.register("painter", {"x": HALF})
+        other.register("painter", {"x": bytes_of("painter", len(HALF))})
         client = connect(folder, tracing=True)
         client.register("talker", {"x": HALF})
         held = other.acquire("painter")

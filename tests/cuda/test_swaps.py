@@ -9,7 +9,7 @@ def test_it_comes_back_on_other_chunks_at_the_same_address(world: World) -> None
     daemon, worker, other = world.pair()
     expected = worker.register("a", 6 * MIB, seed=1)
     for i, name in enumerate(("b", "c")):
-        other.register(name, (8 - 2 * i) * MIB, seed=i)
+        other.register(name, (8 - 2 * i) * MIB, seed=2 + i)
     address = worker.address("a")
     for _ in range(10):
         other.swap("b", 1)
@@ -65,12 +65,12 @@ def test_a_stray_access_faults_in_the_offender_alone(world: World) -> None:
 
 def test_what_is_clean_cannot_be_written_to(world: World) -> None:
     _, worker, other = world.pair()
-    expected = worker.register("a", 2 * MIB)
+    expected = worker.register("a", 2 * MIB, seed=1)
     worker.acquire("a")
     with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
         worker.write("a", 5)
     worker.kill()
-    assert other.register("b", 2 * MIB) == expected == other.use("b")[1]
+    assert other.register("b", 2 * MIB, seed=1) == expected == other.use("b")[1]
 
 
 def test_a_worker_that_lost_its_gpu_gives_back_what_it_holds(world: World) -> None:

@@ -11,6 +11,7 @@ from swapd.log.reader import read
 from swapd.log.records import parse
 from swapd.shared import protocol
 from swapd_client import connect
+from tests.contents import bytes_of
 from tests.guarantees import held_save
 from tests.guarantees.harness import MIB, Daemon, RawSession, Worker, World
 
@@ -28,7 +29,7 @@ def test_copies_that_have_not_begun_are_dropped(world: World) -> None:
     daemon = world.daemon(budget="32MiB", bandwidth="1MB/s", stop_timeout=0.5)
     with connect(daemon.folder) as client:
         for number in range(15):
-            client.register(f"c{number}", {"data": bytearray(2 * MIB)})
+            client.register(f"c{number}", {"data": bytes_of(f"c{number}", 2 * MIB)})
             client.prefetch(f"c{number}")
         daemon.await_record("CopyIn", name="c14")
         daemon.terminate()
@@ -40,7 +41,7 @@ def test_a_load_that_nobody_waits_for_is_not_waited_for(world: World) -> None:
     daemon = world.daemon(budget="32MiB", bandwidth="1MB/s", stop_timeout=600)
     with connect(daemon.folder) as client:
         for number in range(3):
-            client.register(f"c{number}", {"data": bytearray(2 * MIB)})
+            client.register(f"c{number}", {"data": bytes_of(f"c{number}", 2 * MIB)})
             client.prefetch(f"c{number}")
         daemon.await_record("CopyIn", name="c2")
         daemon.terminate()

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from swapd_client import Client, Deadlock, SwapdError, connect
+from tests.contents import bytes_of
 from tests.guarantees.harness import MIB, Daemon, World
 
 PATIENCE_S = 60.0
@@ -18,7 +19,7 @@ def daemons(world: World) -> tuple[Daemon, Daemon]:
 def registered(daemon: Daemon, nbytes: int) -> Client:
     client = connect(daemon.folder)
     for name in "xy":
-        client.register(name, {"data": bytearray(nbytes)})
+        client.register(name, {"data": bytes_of(name, nbytes)})
     return client
 
 

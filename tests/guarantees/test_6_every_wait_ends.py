@@ -19,6 +19,7 @@ from swapd_client import (
     connect,
     connect_async,
 )
+from tests.contents import bytes_of
 from tests.guarantees.harness import MIB, PATIENCE_S, Daemon, WorkerError, World
 from tests.guarantees.relay import Relay
 
@@ -247,7 +248,7 @@ async def test_async_refusals_and_grants(world: World) -> None:
     async with connected(daemon, "client") as client:
         a = await client.register("a", data)
         for name in ("b", "c"):
-            await client.register(name, data)
+            await client.register(name, {"data": bytes_of(name, 8 * MIB)})
         with pytest.raises(TooLarge, match="needs 18 MiB"):
             await client.register("d", {"data": bytearray(17 * MIB)})
         with pytest.raises(UnknownComponent, match="nobody has registered"):

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from swapd_client import DaemonGone, connect_async
+from tests.contents import bytes_of
 from tests.guarantees.harness import MIB, WorkerError, World
 
 # --- the daemon is killed ----------------------------------------------------------------
@@ -194,7 +195,7 @@ async def test_async_waits_end_when_the_daemon_stops(world: World) -> None:
     daemon = world.daemon(stop_timeout=60)
     async with await connect_async(daemon.folder, label="client", reconnect=0) as client:
         for name in ("a", "b"):
-            await client.register(name, {"data": bytearray(12 * MIB)})
+            await client.register(name, {"data": bytes_of(name, 12 * MIB)})
         lease = await client.acquire("a")
 
         async def acquire() -> None:

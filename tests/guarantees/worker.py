@@ -118,8 +118,8 @@ class Worker:
             return heard.message
 
     def register(self, name: str, nbytes: int, *, seed: int = 0, **options: Any) -> str:
-        """Register `nbytes` bytes made from `seed`; return their digest."""
-        data = pattern(seed, nbytes)
+        """Register `nbytes` bytes made from `seed`, or from the name; return their digest."""
+        data = pattern(seed or crc32(name.encode()), nbytes)
         expected = digest(data)
         self._register(name, data, options)
         return expected

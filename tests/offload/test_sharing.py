@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from swapd_client import Client, InvalidSource
 from swapd_client.offload import ownership
+from tests.contents import bytes_of
 from tests.offload.modules import (
     TOKENS,
     WIDTH,
@@ -119,7 +120,7 @@ def test_evicting_one_of_two_that_share_leaves_the_other_whole(client: Client) -
         model.a(X)
         client.register("filler", {"x": bytes(6 << 20)})
         client.acquire("filler").release()
-        filling = client.register("more", {"x": bytes(6 << 20)})
+        filling = client.register("more", {"x": bytes_of("more", 6 << 20)})
         with client.acquire("filler", "more"):
             assert leases(client)["a+b"] == 1
             assert {c.name: c.state for c in client.status().components}["a+head"] == "absent"

@@ -83,7 +83,7 @@ def test_sequential_loads_on_demand_and_drops_after_use(client: Client) -> None:
 
 
 def test_dit_and_encoders_exclude_each_other_and_the_vae_stays(client: Client) -> None:
-    first, second = seeded(Model), seeded(Encoder)
+    first, second = seeded(Model), Encoder()
     parts = {
         "text_encoder": first.text_encoder,
         "text_encoder_2": second,

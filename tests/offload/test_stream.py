@@ -17,6 +17,7 @@ from swapd import spawn
 from swapd_client import Client, Deadlock, TooLarge
 from swapd_client.memory.component import Component
 from swapd_client.offload.stream import Stream
+from tests.contents import bytes_of
 from tests.offload.modules import await_none_leased
 from tests.processes import start_python, tell
 from tests.threads import run_together, started
@@ -297,7 +298,7 @@ def test_a_thread_that_holds_something_else_is_told_of_a_deadlock() -> None:
     with swapd(4) as client:
         model = family(client, 2, chunks=2)
         for name in "ab":
-            client.register(name, {"x": bytes(BLOCK)})
+            client.register(name, {"x": bytes_of(name, BLOCK)})
         held = client.acquire("a", "b")
         with pytest.raises(Deadlock):
             model.forward()

@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 def main(name: str, then: str) -> None:
     with swapd_client.connect(label="worker") as client:
-        client.register(name, {"w": bytearray(12 * MIB)})
+        client.register(name, {"w": name.encode().ljust(12 * MIB)})
         lease = client.acquire(name)
         print("used", os.getpid())  # noqa: T201 - not flushed: swapd run sees to that
         if then == "die once" and not (died := Path("died")).exists():

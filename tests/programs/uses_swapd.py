@@ -11,7 +11,7 @@ MIB = 1 << 20
 def main(then: str) -> None:
     with swapd_client.connect(label="worker") as client:
         for name in ("thinker", "talker"):
-            client.register(name, {"w": bytearray(12 * MIB)})
+            client.register(name, {"w": name.encode().ljust(12 * MIB)})
         for name in ("thinker", "talker", "thinker"):
             with client.acquire(name):
                 pass

@@ -13,6 +13,7 @@ import pytest
 from swapd.cli.conclusions import Kind, StatusReport
 from swapd.shared.protocol import WASTED_LAST
 from swapd.web.serving import PAST_S
+from tests.contents import bytes_of
 from tests.threads import started
 from tests.web.conftest import MIB, Served
 
@@ -47,7 +48,7 @@ def test_status_is_the_document_that_the_command_prints(served: Served) -> None:
 def test_the_counts_are_the_daemons(served: Served) -> None:
     with served.connect() as client:
         for name in ("counted-a", "counted-b"):
-            client.register(name, {"w": bytearray(10 * MIB)})
+            client.register(name, {"w": bytes_of(name, 10 * MIB)})
         for name in ("counted-a", "counted-b", "counted-b", "counted-a", "counted-a"):
             client.acquire(name).release()
         wanted = {c.name: c for c in served.daemon.status().components}
@@ -82,7 +83,7 @@ def test_a_component_that_is_gone_is_gone_from_page_and_metrics(served: Served) 
 def test_a_waiting_session_is_listed_with_the_holders_it_waits_for(served: Served) -> None:
     with served.connect("holds") as first, served.connect("waits") as second:
         for client, name in ((first, "held"), (second, "wanted")):
-            client.register(name, {"w": bytearray(10 * MIB)})
+            client.register(name, {"w": bytes_of(name, 10 * MIB)})
         lease = first.acquire("held")
         waiting = started(lambda: second.acquire("wanted").release())
         while not (told := served.ask("/status").json)["waits"]:
@@ -171,7 +172,7 @@ def test_a_daemon_that_thrashes_says_so_to_page_and_prometheus() -> None:
     try:
         with one.connect() as client:
             for name in ("encoder", "decoder"):
-                client.register(name, {"w": bytearray(10 * MIB)})
+                client.register(name, {"w": bytes_of(name, 10 * MIB)})
             assert one.ask("/status").json["conclusions"] == []
             assert one.metrics()['swapd_conclusion{kind="thrashing"}'] == 0
             for name in ("encoder", "decoder") * (WASTED_LAST // 2 + 1):
