@@ -1,9 +1,9 @@
-"""Replicas of one model in several processes share one host copy.
+"""Replicas of one model in several processes share one host copy, and one copy on the device.
 
     python examples/replicas.py
 
-Three processes load the same checkpoint of 80 MiB. The daemon compares the bytes and keeps them in
-host memory once. On the device each replica has a place of its own, of which two fit here.
+Three processes load the same checkpoint of 80 MiB. Each compares the bytes with its file, and the
+daemon keeps them once. All three compute at once on a device that has room for one.
 """
 
 import multiprocessing
@@ -26,7 +26,7 @@ def build() -> torch.nn.Module:
 def replica(number: int, checkpoint: str, together: Barrier) -> None:
     with torch.device("meta"):  # no memory: `load` puts the weights there
         model = build()
-    with swapd.connect(start=True, budget="192MiB") as client, torch.inference_mode():
+    with swapd.connect(start=True, budget="96MiB") as client, torch.inference_mode():
         client.load(f"model-{number}", checkpoint, model, progress=False)
         together.wait()
         if number == 0:
@@ -34,6 +34,11 @@ def replica(number: int, checkpoint: str, together: Barrier) -> None:
             print(f"{REPLICAS} replicas of 80 MiB: {held:.0f} MiB of host copies", flush=True)
         with client.acquire(f"model-{number}", timeout=30):
             y = model(torch.ones(1, 2048, device=next(model.parameters()).device))
+            together.wait()
+            if number == 0:
+                used = client.status().used_bytes / 2**20
+                print(f"{REPLICAS} leases at once: {used:.0f} MiB of the device", flush=True)
+            together.wait()
         print(f"replica {number} answers {float(y.sum()):.4f}", flush=True)
         together.wait()
 

@@ -60,7 +60,9 @@ def blocks(language: str) -> Iterator[Block]:
 #: The output of the whole programs, by page.
 PROGRAMS = {
     "docs/guides/asyncio.md": "(2048,)\n",
-    "docs/guides/replicas.md": "16 MiB of host copies for 2 replicas\n",
+    "docs/guides/replicas.md": (
+        "16 MiB of host copies for 2 replicas\n18 MiB of the device for both\n"
+    ),
 }
 TUTORIAL = "docs/tutorial.md"
 PYTHON = list(blocks("python"))

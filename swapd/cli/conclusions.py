@@ -10,7 +10,15 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from swapd.shared import vm
-from swapd.shared.protocol import WASTED_LAST, WASTED_S, ComponentStatus, Histogram, Status, Wasted
+from swapd.shared.protocol import (
+    WASTED_LAST,
+    WASTED_S,
+    ComponentStatus,
+    Histogram,
+    Status,
+    Wasted,
+    without_twins,
+)
 from swapd.shared.units import measured_loads, size
 
 #: `thrashing`: loads are copied for most of the time; `swapping`: most uses wait for a load;
@@ -125,7 +133,7 @@ def _of_swaps(status: Status) -> Conclusion | None:
 def _in_turn(status: Status, last: Wasted) -> _Turn:
     since_s = max(last.ago_s + last.took_s, WASTED_S)
     used = [c for c in status.components if _is_used(c, since_s)]
-    stay = sum(_room(status, c) for c in used if not _passes(c))
+    stay = sum(_room(status, c) for c in without_twins(used) if not _passes(c))
     swapped = [c for c in used if c.wasted]
     need = stay + max([_room(status, c) for c in used if _passes(c)], default=0)
     return _Turn(_sides(used), _sides(swapped), need, _shared_group(swapped))

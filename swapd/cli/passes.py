@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from swapd.cli.render import GOOD, MOVE, Said, ShownLine, in_columns, line, speed, why_evicted
 from swapd.core import actions, events
-from swapd.log.history import Seen
+from swapd.log.history import Seen, copied_bytes
 from swapd.log.records import Record
 from swapd.shared.text import plain
 from swapd.shared.units import size
@@ -124,7 +124,7 @@ def _moved(record: Record, seen: Seen, shown: ShownLine) -> _Move | None:
                 return None
             verb, why = ("in", "") if isinstance(e, events.CopiedIn) else ("out", "written back")
             took = record.time - began
-            return _Move(verb, order.name, order.nbytes, record.time, shown, took, why)
+            return _Move(verb, order.name, copied_bytes(order), record.time, shown, took, why)
         case actions.Evict() as a if a.name not in seen.scratch:
             nbytes = seen.sizes.get(a.name, 0)
             why = why_evicted(a, seen)

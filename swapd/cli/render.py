@@ -292,6 +292,7 @@ _WHY: dict[actions.Reason, str] = {
     "unregister": "unregistered",
     "failed": "its load failed",
     "update": "updated",
+    "joined": "its bytes stay in, for another component that has the same",
 }
 
 
@@ -336,7 +337,7 @@ def _copied(generation: int, record: Record, seen: Seen) -> str:
     if not isinstance(order, actions.CopyIn | actions.CopyOut):
         return ""
     took = record.time - began
-    if order.only == ():
+    if not copied_bytes(order):
         return f"{_amount(order)}  {seconds(took):>7}"
     return f"{_amount(order)}  {speed(copied_bytes(order), took)}{_of_all(order)}"
 
@@ -348,6 +349,8 @@ def speed(nbytes: int, took: float) -> str:
 def _amount(order: actions.CopyIn | actions.CopyOut) -> str:
     if order.only == ():
         return f"{size(order.nbytes):>9}, zeroed"
+    if isinstance(order, actions.CopyIn) and order.joins:
+        return f"{size(order.nbytes):>9}, which {order.joins} has in already: nothing is copied"
     return f"{size(copied_bytes(order)):>9}"
 
 

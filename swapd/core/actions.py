@@ -15,7 +15,15 @@ import msgspec
 from swapd.shared.protocol import Code, Placement, Ranges, Runs
 
 Reason = Literal[
-    "room", "sequential", "alternating", "resized", "unregister", "failed", "update", "asked"
+    "room",
+    "sequential",
+    "alternating",
+    "resized",
+    "joined",
+    "unregister",
+    "failed",
+    "update",
+    "asked",
 ]
 
 
@@ -79,6 +87,8 @@ class CopyIn(Action, frozen=True, tag="copy_in"):
     only: Ranges | None = None  # the ranges of scratch to copy, the rest becomes zeros; None: all
     in_use: int = 0
     urgency: Urgency = (0,)
+    #: A component on the same chunks with the same bytes, or "". Then nothing is copied.
+    joins: str = ""
 
 
 class Hasten(Action, frozen=True, tag="hasten"):

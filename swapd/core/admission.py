@@ -249,23 +249,29 @@ def admit(ledger: Ledger, w: Waiter) -> None:
     if ledger.now >= w.arrived + ledger.queue.patience_s:
         w.order = (-NUMBER_MAX, 0, w.seq)  # its patience is over: its loads go first, too
     w.admitted = True
-    for c in ledger.named(w.names):
+    asked = ledger.named(w.names)
+    for c in asked:  # all before the first load: it may have an idle twin leave
         c.promised[w.key] = None
         ledger.idle.drop(c)
-        if c.state is State.ABSENT:
-            transfers.load(ledger, c)
-            if c.waiting:
-                hold_back(ledger, c)  # other waiters may share the load
-        elif c.state is State.LOADING and not c.workspace:
-            transfers.hasten(ledger, c, min(c.urgency, (0, *w.order)))
-        if c.state is State.LOADING:
-            w.loaded = not c.workspace
-            if not (w.early and c.session == w.session):
-                w.pending.add(c.name)
-        else:
-            ledger.count_hits(c, 1)
+    for c in asked:
+        _bring_in(ledger, w, c)
     if not w.pending:
         _grant(ledger, w)
+
+
+def _bring_in(ledger: Ledger, w: Waiter, c: Component) -> None:
+    if c.state is State.ABSENT:
+        transfers.load(ledger, c)
+        if c.waiting:
+            hold_back(ledger, c)  # other waiters may share the load
+    elif c.state is State.LOADING and not c.workspace:
+        transfers.hasten(ledger, c, min(c.urgency, (0, *w.order)))
+    if c.state is State.LOADING:
+        w.loaded |= not (c.workspace or c.joined)
+        if not (w.early and c.session == w.session):
+            w.pending.add(c.name)
+    if c.state is not State.LOADING or c.joined:
+        ledger.count_hits(c, 1)
 
 
 def let_in(ledger: Ledger, c: Component) -> None:

@@ -7,7 +7,7 @@ for memory. `planner.py` carries them out.
 from collections.abc import Iterable
 from itertools import pairwise
 
-from swapd.core import eviction, explain, following, requests, transfers
+from swapd.core import eviction, explain, following, requests, transfers, twins
 from swapd.core.actions import Foresee
 from swapd.core.ledger import Ledger
 from swapd.core.records import OPERATOR, Component, Follower, State
@@ -141,7 +141,8 @@ def lacks_room(ledger: Ledger, asked: Iterable[Component]) -> bool:
 
 
 def _absent(ledger: Ledger, follower: Follower) -> list[Component]:
-    return [c for c in _registered(ledger, follower) if c.state is State.ABSENT]
+    absent = (c for c in _registered(ledger, follower) if c.state is State.ABSENT)
+    return [c for c in absent if twins.to_join(ledger, c) is None]
 
 
 def _registered(ledger: Ledger, follower: Follower) -> list[Component]:

@@ -3,13 +3,15 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import chain, combinations
+from operator import attrgetter
 from typing import Any
 
-from swapd.core import sharing
+from swapd.core import sharing, twins
 from swapd.core.chunks import count
 from swapd.core.ledger import HITS_MAX, OTHERS, Ledger
 from swapd.core.records import OPERATOR, Agent, Component, Key, State
 from swapd.core.residency import Residency
+from swapd.shared.protocol import Runs
 
 
 def check(core: Residency) -> None:
@@ -66,6 +68,7 @@ def _of_all(ledger: Ledger, c: Component) -> dict[str, bool]:
         "on the wrong chunks": c.on_device and count(c.runs) != c.chunks,
         "idle": (c.name in ledger.idle) != ((_is_idle(c) or c.stoppable) and not stays),
         "copy and state": (move is not None) != moving,
+        "frees": c.frees not in ((0, c.chunks) if c.evicting else (0,)),
         "chunks and copy": c.state is State.LOADING and move is not None and c.runs != move.runs,
         "fixed": c.fixed != (c.chunks if fixed else 0),
     }
@@ -98,23 +101,43 @@ def _chunks(ledger: Ledger) -> None:
 
 
 def _occupied(ledger: Ledger) -> Iterable[tuple[int, int]]:
-    for c in ledger.components.values():
-        if c.on_device and c.generation not in ledger.moves:
-            yield from c.runs
-    for move in ledger.moves.values():
-        yield from move.runs
+    for runs in _takers(ledger):
+        yield from runs
     for held in ledger.quarantined.values():
         yield from chain.from_iterable(held)
 
 
+def _takers(ledger: Ledger) -> Counter[Runs]:
+    moving = [move.runs for move in ledger.moves.values()]
+    return Counter([*moving, *(c.runs for c in _there(ledger) if c.generation not in ledger.moves)])
+
+
+def _there(ledger: Ledger) -> list[Component]:
+    return [c for c in ledger.components.values() if c.on_device]
+
+
+def _alike(ledger: Ledger) -> None:
+    more = {runs: n - 1 for runs, n in _takers(ledger).items() if runs and n > 1}
+    _same("takers of the same chunks", ledger.pool.shared, more)
+    _same("who has the same bytes", ledger.alike, _by((c.origin, c) for c in _there(ledger)))
+
+
+def _beside(ledger: Ledger) -> None:
+    on = _by((c.runs, c) for c in _there(ledger))
+    for c in filter(attrgetter("runs"), _there(ledger)):
+        others = {other.name for other in twins.beside(ledger, c)}
+        _same(f"who is beside {c}", others, on[c.runs].keys() - {c.name})
+        assert not (others and c.mutable), f"{c} may be written to"
+        assert c.name not in ledger.idle or not twins.need_not_stay(ledger, c), f"{c} is in idly"
+
+
 def _leaving(ledger: Ledger) -> None:
     lent = [m.component for m in ledger.moves.values() if m.component.workspace]
-    evicting = {id(c): c for c in (*ledger.components.values(), *lent) if c.evicting}.values()
-    moves = ledger.moves
-    leaving = [moves[c.generation].runs if c.generation in moves else c.runs for c in evicting]
+    evicting = [c for c in (*ledger.components.values(), *lent) if c.evicting]
+    leaving = {c.runs for c in evicting if all(o.evicting for o in twins.beside(ledger, c))}
     _same("leaving", ledger.leaving, sum(map(count, leaving)) + _quarantined(ledger, dying=True))
-    reclaimed = [c for c in lent if c.state is State.RECLAIMING]
-    _same("reclaiming", ledger.reclaiming, sum(c.chunks for c in reclaimed))
+    reclaimed = (c.chunks for c in lent if c.state is State.RECLAIMING)
+    _same("reclaiming", ledger.reclaiming, sum(reclaimed))
 
 
 def _staying(ledger: Ledger) -> None:
@@ -153,8 +176,8 @@ def _groups(ledger: Ledger) -> None:
             assert not a.excludes(b), f"{a} and {b} exclude each other"
 
 
-def _by(named: Iterable[tuple[str | None, Component]]) -> dict[str, dict[str, Component]]:
-    found: dict[str, dict[str, Component]] = defaultdict(dict)
+def _by(named: Iterable[tuple[Any, Component]]) -> dict[Any, dict[str, Component]]:
+    found: dict[Any, dict[str, Component]] = defaultdict(dict)
     for name, c in named:
         if name:
             found[name][c.name] = c
@@ -347,6 +370,8 @@ def _debts(ledger: Ledger) -> None:
 
 _CHECKS = (
     _chunks,
+    _alike,
+    _beside,
     _components,
     _leaving,
     _staying,

@@ -34,6 +34,8 @@ class ChunkPool:
         #: The same as (length, -first chunk), sorted: of equal lengths, the first in memory is
         #: last.
         self._by_length: list[tuple[int, int]] = [(total, 0)] if total else []
+        #: Takers of these chunks beside the first.
+        self.shared: dict[Runs, int] = {}
 
     def __repr__(self) -> str:
         return f"<ChunkPool {self.free}/{self.total} free in {len(self._starts)} runs>"
@@ -55,7 +57,16 @@ class ChunkPool:
         self.free -= need
         return chosen
 
+    def share(self, runs: Runs) -> Runs:
+        """Take chunks that another has taken: they come free once each taker has given them."""
+        self.shared[runs] = self.shared.get(runs, 0) + 1
+        return runs
+
     def give(self, runs: Runs) -> None:
+        if self.shared and (others := self.shared.pop(runs, 0)):
+            if others > 1:
+                self.shared[runs] = others - 1
+            return
         for first, n in runs:
             self._insert(first, n)
             self.free += n

@@ -28,8 +28,10 @@ class _Content:
         #: The host copy that is being filled for all, and its session.
         self.filling: int | None = None
         self.filler = 0
-        #: Host copies that have the bytes or share them; whether each is vouched for.
+        #: Host copies that have the bytes or share them; whether each is vouched for. `origins`:
+        #: the host copy that was filled with the bytes of each.
         self.filled: dict[int, bool] = {}
+        self.origins: dict[int, int] = {}
         #: Waiting host copies, with their sessions.
         self.waiting: dict[int, int] = {}
         #: All host copies of this content, also those that fill their own; whether the name of each
@@ -60,6 +62,12 @@ class Contents:
         content = self._content_of(uid)
         return content is not None and [u for u, sure in content.filled.items() if sure] == [uid]
 
+    def origin(self, uid: int) -> int:
+        """Return the host copy that was filled with the bytes of `uid`, for it and its sharers; 0
+        if it has no content. A name alone does not make two host copies the same."""
+        content = self._content_of(uid)
+        return content.origins.get(uid, 0) if content is not None else 0
+
     def ask(
         self, uid: int, session: int, key: Hashable, until: float, *, certain: bool = False
     ) -> Due | None:
@@ -88,6 +96,7 @@ class Contents:
         if content is None:
             return []
         content.filled[uid] = content.asked[uid] or content.filled.get(uid, False)
+        content.origins.setdefault(uid, uid)
         if content.filling == uid:
             content.filling, content.filler = None, 0
         return [self._share(content, other) for other in list(content.waiting)]
@@ -98,6 +107,7 @@ class Contents:
         if content is None:
             return []
         content.filled.pop(uid, None)
+        content.origins.pop(uid, None)
         self._wait_no_more(content, uid)
         all_due = []
         if content.filling == uid:
@@ -141,6 +151,7 @@ class Contents:
         original = max(content.filled, key=content.filled.__getitem__)
         self._wait_no_more(content, uid)
         content.filled[uid] = certain = content.filled[original]
+        content.origins[uid] = content.origins[original]
         return Due(uid, original, certain)
 
     def _fill(self, content: _Content, uid: int) -> Due:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import attrgetter
 from typing import Protocol, Self, TypeVar
 
-from swapd.core import eviction
+from swapd.core import eviction, twins
 from swapd.core.ledger import Ledger
 from swapd.core.records import Agent, Component, Waiter
 
@@ -80,13 +80,16 @@ Wish = tuple[Component, bool]
 
 
 class _Held:
-    def __init__(self, room: int, of: dict[Agent, Iterable[Component]]) -> None:
+    def __init__(self, ledger: Ledger, of: dict[Agent, Iterable[Component]]) -> None:
         self.wishes: dict[Agent, list[Wish]] = {}
+        self._ledger = ledger
         self._of = of
         #: Chunks that come free, less those of all held components.
-        self._room = room
-        #: How many agents hold each component; held members by group and side.
+        self._room = ledger.room
+        #: How many agents hold each component; how many held components are on the same chunks;
+        #: held members by group and side.
         self._holders: dict[str, int] = {}
+        self._bodies: dict[Hashable, int] = {}
         self._sides: dict[str, dict[str, int]] = {}
         for held in of.values():
             for c in held:
@@ -95,9 +98,9 @@ class _Held:
                     self._count(c, 1)
 
     def copy(self) -> "_Held":
-        other = _Held(self._room, {})
-        other._of, other.wishes = self._of, self.wishes
-        other._holders = dict(self._holders)
+        other = _Held(self._ledger, {})
+        other._of, other.wishes, other._room = self._of, self.wishes, self._room
+        other._holders, other._bodies = dict(self._holders), dict(self._bodies)
         other._sides = {group: dict(sides) for group, sides in self._sides.items()}
         return other
 
@@ -111,7 +114,11 @@ class _Held:
                 self._count(c, -1)
 
     def _count(self, c: Component, n: int) -> None:
-        self._room -= n * (c.chunks - c.fixed)
+        body, chunks = twins.body(self._ledger, c)
+        before = self._bodies.get(body, 0)
+        self._bodies[body] = before + n
+        if not (before and self._bodies[body]):
+            self._room -= n * chunks
         if c.group is not None:
             sides = self._sides.setdefault(c.group, {})
             sides[c.side] = sides.get(c.side, 0) + n
@@ -120,12 +127,14 @@ class _Held:
 
     def fits(self, wishes: Iterable[Wish]) -> bool:
         """Return whether all these can be in together, beside all held components."""
-        room, sides = self._room, dict[str, str]()
+        room, sides, joined = self._room, dict[str, str](), set[Hashable]()
         for c, anew in wishes:
-            if not self._holders.get(c.name):
-                room -= c.chunks - c.fixed
-            elif anew:
+            if anew and self._holders.get(c.name):
                 return False
+            body, chunks = (c, c.chunks - c.fixed) if anew else twins.body(self._ledger, c)
+            if not self._bodies.get(body) and body not in joined:
+                room -= chunks
+                joined.add(body)
             if c.group is not None:
                 one_side = sides.setdefault(c.group, c.side) == c.side
                 if not one_side or not self._sides.get(c.group, {}).keys() <= {c.side}:
@@ -136,7 +145,7 @@ class _Held:
 def _held(ledger: Ledger, agents: Iterable[Agent], beside: Agent | None = None) -> _Held:
     by_agent = ledger.holders.by_agent
     all_of = [*agents, beside] if beside in by_agent else agents
-    held = _Held(ledger.room, {a: by_agent[a].components.values() for a in all_of if a})
+    held = _Held(ledger, {a: by_agent[a].components.values() for a in all_of if a})
     for agent in agents:
         held.wishes[agent] = _wishes(ledger, ledger.queue.holding[agent].values())
     return held

@@ -10,7 +10,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from swapd.core import eviction, explain
+from swapd.core import eviction, explain, twins
 from swapd.core.ledger import Ledger
 from swapd.core.queue import LOOKED_AT
 from swapd.core.records import Component, State, Waiter
@@ -243,6 +243,7 @@ class _Course:
         if c.name in self._gone:
             return False
         there = c.state in (State.RESIDENT, State.LOADING) or c.name in self._used
+        there = there or twins.to_join(self._ledger, c) is not None
         return there and not eviction.leaves_first(c, w)
 
     def _load(self, c: Component, room: Eta) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import chain, takewhile
 from typing import Literal, NamedTuple
 
+from swapd.core import twins
 from swapd.core.actions import Reason
 from swapd.core.foresight import Candidate, going, needed, oldest, victims
 from swapd.core.ledger import Ledger
@@ -43,8 +44,9 @@ class Room(NamedTuple):
 class Blocked(NamedTuple):
     """The request must wait, until its own components have left or until others can."""
 
-    #: Its own components that must leave before they come in anew.
-    leaving: list[Component]
+    #: Its own components that must leave before they come in anew; or twins of these that it
+    #: joins once they are in.
+    first: list[Component]
     #: Components that must leave and cannot now: idle ones, leased ones, rivals.
     by: list[Component]
 
@@ -65,6 +67,7 @@ def cannot_come_in(ledger: Ledger, asked: Iterable[Component], w: Waiter | None)
         for c in asked
         if (c.state is not State.RESIDENT and not (c.evicting and c.unsaved))
         or must_leave_first(c, w)
+        if twins.to_join(ledger, c) is None
     ]
     return Refusal("down", absent) if absent else None
 
@@ -92,16 +95,16 @@ def room(
 ) -> Room | Blocked:
     """Return which components leave so that `asked` can come in: all of them can, or none does.
 
-    1. Those of `asked` that are leaving or were updated must have left. 2. Their rivals (other
-    members of an alternating group) must be idle or leaving. 3. Free chunks, chunks about to be
-    free, rivals and `victims` must be enough together.
+    1. Those of `asked` that are leaving or were updated must have left, and a twin that comes in
+    must be in. 2. Their rivals (other members of an alternating group) must be idle or leaving. 3.
+    Free chunks, chunks about to be free, rivals and `victims` must be enough together.
 
     `w` is None for a prefetch of one component. No holder gives way to a prefetch, and nothing
     leaves for a `sequential` component. Only components in `over` may leave; None: any.
     """
-    if leaving := [c for c in asked if leaves_first(c, w)]:  # 1
-        return Blocked(leaving, [])
-    rivals, missing = ledger.rivals(asked), missing_chunks(asked)
+    if first := _first(ledger, w, asked):  # 1
+        return Blocked(first, [])
+    rivals, missing = ledger.rivals(asked), missing_chunks(ledger, asked)
     if not rivals and missing <= ledger.pool.free:
         return Room([], [], rivals, missing)
     if w is None and asked[0].policy == "sequential":
@@ -113,6 +116,10 @@ def room(
     if w is None:
         return Blocked([], [])
     return Blocked([], _in_the_way(ledger, w, asked, short, rivals))
+
+
+def _first(ledger: Ledger, w: Waiter | None, asked: list[Component]) -> list[Component]:
+    return [c for c in asked if leaves_first(c, w)] or twins_first(ledger, asked)
 
 
 def _short(ledger: Ledger, missing: int, rivals: list[Component]) -> int:
@@ -134,7 +141,9 @@ def _going(
     staying = [r for r in rivals if not r.evicting]
     if short > ledger.idle.chunks or not _may_all_go(ledger, staying, may_evict):  # 2
         return None
-    may_go = _idle(ledger, [*asked, *staying], may_evict, over)
+    but = twins.needed(ledger, asked)
+    but.update([r.name for r in staying])
+    may_go = _idle(ledger, but, may_evict, over)
     if short > 0 and w is not None and ledger.foresight.rules:
         may_go = _foreseen(ledger, short, list(may_go), asked)
     chosen = victims(short, may_go)  # 3
@@ -146,11 +155,10 @@ def _may_all_go(ledger: Ledger, rivals: list[Component], may_evict: MayEvict) ->
 
 
 def _idle(
-    ledger: Ledger, but: list[Component], may_evict: MayEvict, over: tuple[str, ...] | None
+    ledger: Ledger, but: set[str], may_evict: MayEvict, over: tuple[str, ...] | None
 ) -> Iterable[Component]:
-    spare = {c.name for c in but}
     idle = ledger.idle if over is None else ledger.idle.among(over)
-    return (c for c in idle if c.name not in spare and may_evict(c))
+    return (c for c in idle if c.name not in but and may_evict(c))
 
 
 def _foreseen(
@@ -181,6 +189,14 @@ def leaves_first(c: Component, w: Waiter | None) -> bool:
     return c.evicting or (c.superseded and must_leave_first(c, w))
 
 
+def twins_first(ledger: Ledger, asked: list[Component]) -> list[Component]:
+    """Return the twins that absent components wait for, to join them."""
+    if not ledger.alike:
+        return []
+    absent = (c for c in asked if c.state is State.ABSENT)
+    return [twin for c in absent if (twin := twins.to_await(ledger, c)) is not None]
+
+
 def must_leave_first(c: Component, w: Waiter | None) -> bool:
     """Return whether `c` has old bytes on the device that `w` may not have.
 
@@ -194,12 +210,13 @@ def must_leave_first(c: Component, w: Waiter | None) -> bool:
 
 
 def fits_in(ledger: Ledger, asked: list[Component], chunks: int) -> bool:
-    return are_out(asked) and not ledger.rivals(asked) and missing_chunks(asked) <= chunks
+    missing = missing_chunks(ledger, asked)
+    return are_out(asked) and not ledger.rivals(asked) and missing <= chunks
 
 
 def may_come_in(ledger: Ledger, asked: list[Component]) -> bool:
     """Return whether these are out, and may come in without a holder that gives way."""
-    return are_out(asked) and missing_chunks(asked) <= may_free(ledger)
+    return are_out(asked) and missing_chunks(ledger, asked) <= may_free(ledger)
 
 
 def may_free(ledger: Ledger) -> int:
@@ -210,8 +227,11 @@ def are_out(asked: Iterable[Component]) -> bool:
     return all([c.state is State.ABSENT for c in asked])
 
 
-def missing_chunks(asked: Iterable[Component]) -> int:
-    return sum([c.chunks for c in asked if c.state is State.ABSENT])
+def missing_chunks(ledger: Ledger, asked: Iterable[Component]) -> int:
+    if not ledger.alike:
+        return sum([c.chunks for c in asked if c.state is State.ABSENT])
+    absent = (c for c in asked if c.state is State.ABSENT)
+    return sum([c.chunks for c in absent if twins.to_join(ledger, c) is None])
 
 
 def _in_the_way(
@@ -222,11 +242,16 @@ def _in_the_way(
     An idle one among them stays for the waiter. If it could be leased again, two holders that take
     turns could keep out for ever a waiter that needs both.
     """
-    spare = {c.name for c in (*asked, *rivals)}
+    spare = twins.needed(ledger, asked)
+    spare.update([r.name for r in rivals])
     others = chain(ledger.idle, _leased_beside(ledger, w.owner), _promised(ledger))
     chosen, short = oldest(short, (c for c in others if c.name not in spare))
     going = needed(chosen, short)
-    return going + [r for r in rivals if r.leases or r.name in ledger.idle]
+    return (
+        going
+        + twins.leased_beside(ledger, going)
+        + [r for r in rivals if r.leases or r.name in ledger.idle]
+    )
 
 
 def _leased_beside(ledger: Ledger, agent: Agent) -> Iterable[Component]:
@@ -253,17 +278,20 @@ BUSY_SHARE = 0.25
 BUSY_SHARE_OF_USE = 0.125
 
 
-def goes_now(c: Component, *, down: bool) -> Reason | None:
+def goes_now(c: Component, *, down: bool, joined: bool) -> Reason | None:
     """Return why an unleased component leaves on its own, or None if it stays.
 
-    An unregistered or updated component always leaves. A `sequential` one leaves after its use, and
-    a part when its family no longer keeps it, unless a request waits for it, or the device is
-    `down` and it could not come back.
+    An unregistered or updated component always leaves, and one that is `joined` with a twin, which
+    keeps the bytes in. A `sequential` one leaves after its use, and a part when its family no
+    longer keeps it, unless a request waits for it, or the device is `down` and it could not come
+    back.
     """
     if c.unregistering:
         return "unregister"
     if c.superseded:
         return "update"
+    if joined:
+        return "joined"
     if c.waiting or down or c.policy != "sequential":
         return None
     if c.kept_no_more:

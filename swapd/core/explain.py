@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from heapq import nlargest
 from itertools import islice
 
-from swapd.core.eviction import Refusal, missing_chunks, must_leave_first
+from swapd.core.eviction import Refusal, missing_chunks, must_leave_first, twins_first
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, State, Waiter, is_workspace
 from swapd.shared.protocol import UNANSWERED_MAX, Code
@@ -292,13 +292,15 @@ def parked(names: Iterable[str]) -> str:
 def blocked(ledger: Ledger, w: Waiter, most: int = NAMED_MAX) -> str:
     """Return why a waiter cannot be granted now."""
     asked = ledger.named(w.names)
-    missing = missing_chunks(asked)
+    missing = missing_chunks(ledger, asked)
     old = [c.name for c in asked if must_leave_first(c, w)]
     if old:
         return (
             f"{' + '.join(old)}: updated, so the holders of the old bytes must release them; "
             f"{held(ledger, most)}"
         )
+    if coming := twins_first(ledger, asked):
+        return f"{' + '.join(c.name for c in coming)}, with the same bytes, comes in first"
     head = ledger.queue.head(ledger.now)
     if asked and not missing and head is not None and head is not w:
         return (
@@ -320,7 +322,7 @@ def _ahead(ledger: Ledger, w: Waiter) -> str:
     if head.priority != w.priority:
         higher = head.priority > w.priority
         why = f"has priority {head.priority}" if higher else "has waited longer than --patience"
-    need = missing_chunks(ledger.named(head.names)) * ledger.chunk_bytes
+    need = missing_chunks(ledger, ledger.named(head.names)) * ledger.chunk_bytes
     return (
         f"behind {who(ledger, head.session)}, which {why} and needs {size(need)} "
         f"for {asked_for(ledger, head)}; "

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from swapd.core.actions import Accept, AnyAction, MakeHostCopy, Refuse, SendHurry, SendWanted
 from swapd.core.chunks import ChunkPool
@@ -96,6 +97,8 @@ class Ledger:
         self._uid = self._generation = 0
 
         self.pool = ChunkPool(chunks)
+        #: Components on the device, by the host copy that was filled with their bytes.
+        self.alike: dict[int, dict[str, Component]] = {}
         #: Chunks that will soon be free: of evictions, reclaims and processes about to end.
         #: `reclaiming`: those of reclaims.
         self.leaving = 0
@@ -248,6 +251,11 @@ class Ledger:
         if not (c.part_of and self.wasted and self.wasted[-1][1] == c.part_of):
             self.wasted.append((self.now, c.side, self.hits, self.lane_in.busy_s))
 
+    def count_eviction(self, c: Component) -> None:
+        c.evictions += 1
+        c.tally.evictions += 1
+        self.evictions += 1
+
     # --- what is there -------------------------------------------------------------------
 
     @property
@@ -358,7 +366,7 @@ class Ledger:
         self.notices.hurried.clear()
 
 
-def drop_member(known: dict[str, dict[str, Component]], name: str | None, c: Component) -> None:
+def drop_member(known: dict[Any, dict[str, Component]], name: Any, c: Component) -> None:
     if name and (members := known.get(name)):
         members.pop(c.name, None)
         if not members:

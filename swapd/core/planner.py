@@ -6,7 +6,7 @@ A victim is no longer RESIDENT once its eviction is ordered, so no decision coun
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from swapd.core import admission, deadlock, eviction, sharing, transfers
+from swapd.core import admission, deadlock, eviction, sharing, transfers, twins
 from swapd.core.eviction import Blocked, Room
 from swapd.core.ledger import Ledger
 from swapd.core.queue import LOOKED_AT
@@ -143,11 +143,11 @@ class Planner:
 
         found = eviction.room(self._ledger, w, asked, may_evict)
         if isinstance(found, Room):
-            return self._evict(found, w.key)
+            return self._evict(found, asked, w.key)
         self._is_blocked(w, found)
         for c in found.by:
             in_the_way.add(c.name)
-            if not found.leaving and self._is_quantum_over(c, w.priority, use_s):
+            if not found.first and self._is_quantum_over(c, w.priority, use_s):
                 wanted.add(c.name)
         return False
 
@@ -170,22 +170,28 @@ class Planner:
     ) -> bool:
         """Evict the victims if that makes room. No holder gives way."""
         found = eviction.room(self._ledger, w, asked, may_evict, over)
-        return not isinstance(found, Blocked) and self._evict(found, w.key if w else None)
+        return not isinstance(found, Blocked) and self._evict(found, asked, w.key if w else None)
 
-    def _evict(self, found: Room, key: Key | None) -> bool:
+    def _evict(self, found: Room, asked: list[Component], key: Key | None) -> bool:
         for c in found.rivals:
             transfers.evict(self._ledger, c, "alternating", key)
         for c in found.victims:
             transfers.evict(self._ledger, c, "room", key)
         still_in = any([r.evicting for r in found.excluded])
-        return not still_in and found.missing <= self._ledger.pool.free
+        missing = found.missing
+        if found.rivals:  # one may have been a twin
+            missing = eviction.missing_chunks(self._ledger, asked)
+        return not still_in and missing <= self._ledger.pool.free
 
     def _is_blocked(self, w: Waiter, found: Blocked) -> None:
-        """Note that `w` waits for components that are leaving, or for holders to give way."""
+        """Note that `w` waits for components that leave or come in, or for holders to give way."""
         w.bound = sharing.bound(self._ledger, w, found.by)
-        self._held_up |= not found.leaving
-        if not found.leaving or any(c.superseded for c in found.leaving):
+        self._held_up |= not found.first
+        if not found.first or any(c.superseded for c in found.first):
             admission.tell_waiting(self._ledger, w)
+        for c in found.first:
+            if c.state is State.LOADING and not c.superseded:
+                transfers.hasten(self._ledger, c, min(c.urgency, (0, *w.order)))
 
     # --- how long a component stays ------------------------------------------------------
 
@@ -284,7 +290,8 @@ class Planner:
     def _try_prefetch(self, c: Component) -> bool:
         """Load `c` if there is or can be room; return whether the prefetch is done."""
         ledger = self._ledger
-        if c.unregistering or (c.on_device and not c.evicting and not c.superseded):
+        is_there = c.on_device and not c.evicting and not c.superseded
+        if c.unregistering or is_there or twins.to_join(ledger, c) is not None:
             del ledger.prefetches[c.name]
             return True
         if not self._make_room_ahead(c):
@@ -329,7 +336,9 @@ def may_go(head: Waiter, c: Component) -> bool:
 def _few(ledger: Ledger, w: Waiter) -> list[Component]:
     """Return the components of `w`; [] if they are many, or if not memory alone decides when one
     comes in."""
-    asked = ledger.named(w.names) if len(w.names) <= NAMES_MAX else []
+    if len(w.names) > NAMES_MAX or ledger.pool.shared:  # twins share chunks, which are counted once
+        return []
+    asked = ledger.named(w.names)
     bound = any(c.group is not None or c.superseded or c.unregistering for c in asked)
     return [] if bound else asked
 

@@ -137,6 +137,12 @@ class Component:
     fixed: int = 0
     #: Kept after an eviction, to ask for the same chunks again.
     runs: Runs = ()
+    #: Its load copied nothing: another component with the same bytes was on these chunks.
+    joined: bool = False
+    #: While it is on the device: the host copy that was filled with its bytes; 0 if no other can
+    #: have them. While it leaves: the chunks that come free with it, as nobody stays on them.
+    origin: int = 0
+    frees: int = 0
     #: Leases that hold it. `holders` and `agents`: their number by session, and by agent.
     leases: set[Key] = field(default_factory=set)
     holders: dict[int, int] = field(default_factory=dict)
@@ -284,7 +290,7 @@ class Component:
     def stoppable(self) -> bool:
         """Whether its load may be ended early: nobody leases it, waits for it or has mapped it."""
         held = self.leases or self.promised or self.mapped
-        return self.state is State.LOADING and not (held or self.workspace)
+        return self.state is State.LOADING and not (held or self.workspace or self.joined)
 
 
 @dataclass(slots=True, eq=False)
@@ -307,6 +313,7 @@ class Transfer:
     #: The chunks to free at the end if the component is gone.
     runs: Runs
     began: float
+    #: None if nothing is copied.
     lane: Lane | None = None
     #: A session that is gone, if its process can still write to the chunks.
     writer: int | None = None

@@ -51,7 +51,10 @@ def on_revoked(ledger: Ledger, event: RevokeAck) -> None:
 def on_copied_in(ledger: Ledger, event: CopiedIn) -> None:
     move = ledger.moves.pop(event.generation)
     c = move.component
-    copy_s = transfers.copied(ledger, move, c.bytes_in, ledger.counts.copy_in_s, event.took_s)
+    copy_s = None
+    if move.lane is not None:
+        times = ledger.counts.copy_in_s
+        copy_s = transfers.copied(ledger, move, c.bytes_in, times, event.took_s)
     if not ledger.is_current(c):
         return sessions.abandon(ledger, move)
     _end_copy_of(ledger, move)

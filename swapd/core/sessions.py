@@ -9,7 +9,7 @@ from itertools import islice
 
 import msgspec
 
-from swapd.core import admission, ahead, explain, leases, registry, transfers
+from swapd.core import admission, ahead, explain, leases, registry, transfers, twins
 from swapd.core.actions import Fence, Lost, StopCopy
 from swapd.core.chunks import count
 from swapd.core.events import (
@@ -223,10 +223,13 @@ def _strand(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> Non
         return
     ledger.acks.pop(c.generation, None)
     move = ledger.moves.get(c.generation)
-    if c.evicting:
-        ledger.leaving -= c.chunks
+    if c.on_device:
+        twins.leave(ledger, c)
     writer = _writer(ledger, c, end)
-    if move:
+    if move and move.lane is None:
+        ledger.pool.give(move.runs)  # nothing is copied there
+        move.runs = ()
+    elif move:
         move.writer = writer
         if c.state is State.LOADING:
             ledger.out.append(StopCopy(c.name, c.generation))

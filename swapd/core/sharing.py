@@ -84,7 +84,7 @@ def bound(ledger: Ledger, head: Waiter, by: Iterable[Component]) -> int:
     rate = ledger.lane_in.bytes_per_s
     if not most or not rate:
         return most
-    load_s = missing_chunks(ledger.named(head.names)) * ledger.chunk_bytes / rate
+    load_s = missing_chunks(ledger, ledger.named(head.names)) * ledger.chunk_bytes / rate
     return min(most, worth(load_s, usual_use_s(by)))
 
 

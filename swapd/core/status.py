@@ -9,7 +9,7 @@ from functools import partial
 from heapq import nsmallest
 from itertools import islice
 
-from swapd.core import eta, eviction, explain, sharing
+from swapd.core import eta, eviction, explain, sharing, twins
 from swapd.core.actions import Urgency
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Transfer, Waiter
@@ -55,6 +55,7 @@ def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatu
         kind=c.kind,
         pinned=c.pinned,
         wasted=c.wasted,
+        twins=ledger.host.contents.origin(c.uid),
     )
 
 
@@ -205,9 +206,8 @@ def _room(
 
     found = eviction.room(ledger, w, asked, may_evict)
     if isinstance(found, eviction.Blocked):
-        if found.leaving:
-            why = "leaving; it can be loaded again when it has left"
-            return [], list(dict.fromkeys(InTheWay(_known_as(c), why) for c in found.leaving))
+        if found.first:
+            return [], list(dict.fromkeys(map(_comes_first, found.first)))
         return [], list(dict.fromkeys(_blocking(ledger, w, asked, found.by, now)))
     victims = [_victim(c, "alternating") for c in found.rivals]
     return victims + [_victim(c, "room") for c in found.victims], []
@@ -215,6 +215,12 @@ def _room(
 
 def _victim(c: Component, reason: str) -> Victim:
     return Victim(c.name, c.nbytes, c.bytes_back, reason, c.part_of)
+
+
+def _comes_first(c: Component) -> InTheWay:
+    if c.state is State.LOADING and not c.superseded:
+        return InTheWay(_known_as(c), "coming in, with the same bytes")
+    return InTheWay(_known_as(c), "leaving; it can be loaded again when it has left")
 
 
 def _known_as(c: Component) -> str:
@@ -250,6 +256,11 @@ def _promised(ledger: Ledger, c: Component) -> InTheWay:
     return InTheWay(_known_as(c), f"coming in for {sessions}")
 
 
+def _is_loaded_for(ledger: Ledger, c: Component, w: Waiter) -> bool:
+    comes_in = c.state is State.ABSENT or eviction.leaves_first(c, w)
+    return comes_in and twins.to_join(ledger, c) is None
+
+
 def _reply(
     ledger: Ledger,
     number: int,
@@ -259,7 +270,7 @@ def _reply(
     now: float,
 ) -> Forecast:
     asked = [] if w.parked else ledger.named(w.names)
-    loads = [c for c in asked if c.state is State.ABSENT or eviction.leaves_first(c, w)]
+    loads = [c for c in asked if _is_loaded_for(ledger, c, w)]
     measured = measured_loads(ledger.components.values())
     found = eta.eta(ledger, w, now)
     return Forecast(

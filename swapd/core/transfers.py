@@ -4,7 +4,7 @@
 are lent for one lease.
 """
 
-from swapd.core import eviction, following, registry
+from swapd.core import eviction, following, registry, twins
 from swapd.core.actions import (
     CopyIn,
     CopyOut,
@@ -32,8 +32,8 @@ def load(ledger: Ledger, c: Component) -> None:
     c.enter(State.LOADING)
     c.load_started = ledger.now
     c.used = c.kept_no_more = False
-    c.runs = ledger.pool.take(c.chunks, prefer=c.runs)
-    lane = None if c.workspace else ledger.lane_in
+    twin = twins.take_chunks(ledger, c)
+    lane = None if c.workspace or c.joined else ledger.lane_in
     ledger.moves[c.generation] = Transfer(c, c.uid, c.runs, ledger.now, lane)
     ledger.recount(c)
     in_use = ledger.pool.total - ledger.pool.free
@@ -48,9 +48,21 @@ def load(ledger: Ledger, c: Component) -> None:
             c.contents = c.generation
         c.urgency = _urgency(ledger, c)
         ledger.out.append(
-            CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs, c.kept, in_use, c.urgency)
+            CopyIn(
+                c.uid,
+                c.name,
+                c.generation,
+                c.nbytes,
+                c.runs,
+                c.kept,
+                in_use,
+                c.urgency,
+                joins=twin.name if twin is not None else "",
+            )
         )
         _make_stoppable(ledger, c)
+        if twin is not None and twin.name in ledger.idle:
+            go(ledger, twin)
 
 
 def _urgency(ledger: Ledger, c: Component) -> Urgency:
@@ -92,11 +104,13 @@ def copied(
 
 
 def loaded(ledger: Ledger, c: Component, copy_s: float | None = None) -> None:
-    """Make it resident, after a copy of `copy_s`; None for a workspace."""
+    """Make it resident, after a copy of `copy_s`; None if nothing was copied."""
     c.enter(State.RESIDENT)
     c.resident_since = ledger.now
-    c.swap_in_s = ledger.now - c.load_started
     ledger.holders.rank(c)
+    if c.joined:
+        return
+    c.swap_in_s = ledger.now - c.load_started
     if not c.workspace:
         c.copy_s = copy_s
         ledger.count_load(c)
@@ -108,6 +122,7 @@ def load_failed(ledger: Ledger, c: Component) -> None:
     c.dirty = False  # the worker's writes during the load are not worth saving
     if c.mapped:
         return evict(ledger, c, "failed", None)
+    twins.leave(ledger, c)
     ledger.pool.give(c.runs)
     ledger.drop_superseded(c)
     c.enter(State.ABSENT)
@@ -136,7 +151,8 @@ def settle(ledger: Ledger, c: Component) -> None:
 
 def go(ledger: Ledger, c: Component) -> bool:
     """Evict `c`, which has no holder, if it leaves on its own; return whether it does."""
-    reason = eviction.goes_now(c, down=bool(ledger.down))
+    joined = twins.need_not_stay(ledger, c)
+    reason = eviction.goes_now(c, down=bool(ledger.down), joined=joined)
     if reason is not None:
         evict(ledger, c, reason, None)
     return reason is not None
@@ -195,7 +211,7 @@ def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None
     c.reason, c.evicting_for = reason, key
     if key is not None:
         ledger.sessions[key[0]].makes_way[c.generation] = c
-    ledger.leaving += count(c.runs)
+    twins.begin_to_leave(ledger, c)
     ledger.replan = True
     ledger.out.append(Evict(c.name, c.generation, reason, key))
     if c.stoppable:
@@ -247,15 +263,14 @@ def save_failed(ledger: Ledger, c: Component, why: str) -> None:
 
 
 def _vacate(ledger: Ledger, c: Component, bytes_back: int) -> None:
-    ledger.leaving -= c.chunks
+    twins.leave(ledger, c)
     ledger.pool.give(c.runs)
     c.enter(State.ABSENT)
     ledger.recount(c)
     makes_way_no_more(ledger, c)
     c.made_way_at = ledger.now if c.reason in ("room", "alternating") else None
-    c.evictions += 1
-    c.tally.evictions += 1
-    ledger.evictions += 1
+    if c.reason != "joined":  # its bytes stay in
+        ledger.count_eviction(c)
     ledger.out.append(Evicted(c.name, c.generation, c.nbytes, bytes_back))
     if c.unregistering:
         registry.finish_unregister(ledger, c)
@@ -263,7 +278,8 @@ def _vacate(ledger: Ledger, c: Component, bytes_back: int) -> None:
 
 
 def write_back_failed(ledger: Ledger, c: Component) -> None:
-    ledger.leaving -= c.chunks
+    ledger.leaving -= c.frees
+    c.frees = 0
     c.enter(State.RESIDENT)
     makes_way_no_more(ledger, c)
 

@@ -79,6 +79,8 @@ class Mover:
         `landed(n)`: the first n bytes have arrived; called in another thread. The last call comes
         when the end has been noted: a worker may react at once, see `settle`.
         """
+        if order.joins:  # all its bytes are on its chunks already
+            return self._note(order, None, partial(landed, order.nbytes))
         load = _Load(order, source, landed)
         self._loads[order.generation] = self._waiting[order.generation] = load
         self._in.steps.put(self._load_most_urgent)

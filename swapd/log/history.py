@@ -24,7 +24,10 @@ Slow = actions.CopyIn | actions.CopyOut | actions.Lend | actions.Reclaim
 
 
 def copied_bytes(order: actions.CopyIn | actions.CopyOut) -> int:
-    """Return the bytes that a copy moves: all of a component, or the used ranges of scratch."""
+    """Return the bytes that a copy moves: all of a component, the used ranges of scratch, or
+    none."""
+    if isinstance(order, actions.CopyIn) and order.joins:
+        return 0
     return order.nbytes if order.only is None else sum(nbytes for _, nbytes in order.only)
 
 
@@ -103,6 +106,7 @@ class Seen:
             place.name: came[0]
             for place, came in found
             if came and came[0].generation == place.generation and came[1] >= began
+            if not came[0].joins
         }
 
     def note(self, record: Record) -> None:

@@ -77,7 +77,7 @@ class SimulatedMachine:
     def _obey(self, action: actions.AnyAction) -> None:
         lanes = self._lanes
         match action:
-            case actions.CopyIn():
+            case actions.CopyIn(joins=""):
                 lanes["in"].begin(action.generation, copied_bytes(action), action.urgency)
             case actions.CopyOut():
                 lanes["out"].begin(action.generation, copied_bytes(action), (0, 0, 0))
@@ -102,6 +102,8 @@ class SimulatedMachine:
 
 def _answer(action: actions.AnyAction, now: float) -> AnyEvent | None:
     match action:
+        case actions.CopyIn(generation=generation):  # it joins another: nothing is copied
+            return events.CopiedIn(now, generation)
         case actions.MakeHostCopy(uid=uid):
             return events.HostCopyMade(now, uid)
         case actions.SealHostCopy(uid=uid):

@@ -54,13 +54,13 @@ class ReplayTally(msgspec.Struct):
 
     def note(self, said: AnyEvent | actions.AnyAction) -> None:
         match said:
-            case actions.CopyIn():
+            case actions.CopyIn(joins=""):
                 self.loads += 1
                 self.bytes_in += copied_bytes(said)
             case actions.CopyOut():
                 self.bytes_out += copied_bytes(said)
-            case actions.Evict():
-                self.evictions += 1
+            case actions.Evict(reason=reason):
+                self.evictions += reason != "joined"
             case actions.Refuse():
                 self.refused += not said.tried
 

@@ -37,7 +37,7 @@ class Sums(msgspec.Struct, kw_only=True):
 
     def add_copy(self, order: actions.CopyIn | actions.CopyOut) -> None:
         if isinstance(order, actions.CopyIn):
-            self.swaps += 1
+            self.swaps += not order.joins
             self.bytes_in += copied_bytes(order)
         else:
             self.bytes_out += copied_bytes(order)

@@ -6,6 +6,7 @@ fields and fill in defaults, so fields may be added, but a meaning may never cha
 explicit for the same reason.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -469,11 +470,22 @@ class ComponentStatus(msgspec.Struct, frozen=True):
     kind: ComponentKind = "component"
     pinned: bool = False  # a session pinned it; its policy is "permanent" meanwhile
     wasted: int = 0  # loads at most WASTED_S after it had left for others
+    #: Components with the same number here, not 0, have the same bytes: one copy on the device
+    #: serves all.
+    twins: int = 0
 
     @property
     def inside(self) -> bool:
         """Whether it occupies device memory."""
         return self.state not in ("filling", "absent", "waiting")
+
+
+def without_twins(components: Iterable[ComponentStatus]) -> list[ComponentStatus]:
+    """Return one of several with the same bytes, and all others."""
+    by_bytes: dict[int | str, ComponentStatus] = {}
+    for c in components:
+        by_bytes.setdefault(c.twins or c.name, c)
+    return list(by_bytes.values())
 
 
 class SessionStatus(msgspec.Struct, frozen=True):

@@ -70,6 +70,10 @@ class Arena:
         self.masters[uid] = [(uid, i, 0) for i in range(nbytes)]
         self.meant[uid] = list(self.masters[uid])
 
+    def share(self, uid: int, original: int) -> None:
+        self.masters[uid] = list(self.masters[original])
+        self.meant[uid] = list(self.masters[uid])
+
     def make_scratch(self, uid: int, nbytes: int, *, filled: bool) -> None:
         """`filled`: it has contents to begin with."""
         self.make_master(uid, nbytes)

@@ -99,7 +99,7 @@ def register(w: World, choose: Choices) -> bool:
     nbytes, policy, group, part_of = KINDS[name]
     mutable = choose.chance(w.mutable_one_in)
     scratch = choose.pick(SCRATCH) if mutable and choose.chance(w.scratch_one_in) else ""
-    content = "the same" if not mutable and choose.chance(2) else ""
+    content = "the same" if not mutable and choose.chance(w.twin_one_in) else ""
     kind = (policy, group, mutable, part_of)
     filled = scratch == "saved" and choose.chance(3)
     made = w.ask_register(
@@ -491,6 +491,7 @@ def drive(
     *,
     strict: bool = False,
     moves: dict[Move, int] = MOVES,
+    twin_one_in: int = 2,
     **rules: float,
 ) -> World:
     """Play `steps` random moves over a new world, and end it."""
@@ -498,7 +499,7 @@ def drive(
     scratch_one_in = 1 if moves is BOTH_WAYS and seed % 5 == 4 else 3
     order = (("a", "e", "x", "b"),) if seed % 3 == 0 else ()
     fixed = {"strict": strict, "residency_bound_s": 0.5, "order": order}
-    w = World(10, core, one_in, scratch_one_in, **fixed, **rules)
+    w = World(10, core, one_in, scratch_one_in, twin_one_in, **fixed, **rules)
     choose = RandomChoices(seed)
     bag = [move for move, often in moves.items() for _ in range(often)]
     if seed % 2:

@@ -29,7 +29,7 @@ def counted(chunks: int, chunk_bytes: int, rules: Rules) -> Residency:
             for action in done:
                 match action:
                     case actions.CopyIn():
-                        copies[action.generation] = "in"
+                        copies[action.generation] = "joined" if action.joins else "in"
                     case actions.CopyOut():
                         copies[action.generation] = "out"
                     case actions.Grant() if (action.session, action.request) not in starting(self):

@@ -369,7 +369,8 @@ class Foresight:
         assert [(a.name, a.reason) for a in evicted] == [(v.name, v.reason) for v in answer.victims]
         saved = {v.name for v in answer.victims if v.bytes_back}
         assert {a.name for a in done if isinstance(a, CopyOut)} <= saved
-        coming = [a for a in done if isinstance(a, CopyIn) and a.name in answer.names]
+        loads = [a for a in done if isinstance(a, CopyIn) and not a.joins]
+        coming = [a for a in loads if a.name in answer.names]
         copied = sum(len(places(a.only, a.nbytes)) for a in coming)
         assert copied in (0, answer.bytes_in)
 

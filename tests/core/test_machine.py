@@ -168,3 +168,13 @@ def test_no_byte_is_lost_while_copies_go_both_ways() -> None:
         begun_anew += sum(isinstance(a, Lost) and "begin anew" in a.why for a in w.log)
     assert in_part > len(seeds) / 2
     assert begun_anew > 0
+
+
+@pytest.mark.timeout(1.1 * EXAMPLES)
+def test_no_byte_is_wrong_while_twins_share_chunks() -> None:
+    joined = 0
+    seeds = driver.seeds(30)
+    for seed in seeds:
+        w = driver.drive(Residency, seed, steps=400, strict=seed % 4 == 1, twin_one_in=1)
+        joined += sum(isinstance(a, CopyIn) and bool(a.joins) for a in w.log)
+    assert joined > len(seeds) / 4

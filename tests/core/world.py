@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from swapd.core import Residency, Rules
+from swapd.core import Residency, Rules, twins
 from swapd.core.actions import (
     Accept,
     AnyAction,
@@ -67,7 +67,7 @@ from swapd.core.events import (
     UnmapAck,
     Unread,
 )
-from swapd.core.records import Key, State, workspace_name
+from swapd.core.records import Component, Key, State, workspace_name
 from swapd.shared.protocol import (
     Acquire,
     AcquireStart,
@@ -148,10 +148,12 @@ class World:
         core: Callable[..., Residency] = Residency,
         mutable_one_in: int = 3,
         scratch_one_in: int = 3,
+        twin_one_in: int = 2,
         **rules: Any,
     ) -> None:
         #: Of random registrations, one in this many is mutable, and of those one in this many
-        #: scratch.
+        #: scratch; of the others, one in this many has the same content as others of its size.
+        self.twin_one_in = twin_one_in
         self.mutable_one_in = mutable_one_in
         self.scratch_one_in = scratch_one_in
         self.core = core(chunks, 1, Rules(**rules))
@@ -512,7 +514,7 @@ class World:
             if placed.session == session and not placed.workspace:
                 kept = placed.mapped or (placed.unsaved and generation not in self.moves)
                 placed.mapped = kept and alive and placed.name in self.mutable
-                if not placed.mapped and generation not in self.moves:
+                if not placed.mapped and not self._is_copied(generation):
                     del self.placed[generation]
         self.send(SessionGone(self.now, session, alive, ending))
         assert remains(self.core, session) == [], f"left of session {session}"
@@ -588,10 +590,17 @@ class World:
 
     def step(self, generation: int) -> bool:
         """A copy advances by one byte, if it can."""
-        return isinstance(self.moves[generation], CopyIn | CopyOut) and self.arena.step(generation)
+        return self._is_copied(generation) and self.arena.step(generation)
+
+    def _is_copied(self, generation: int) -> bool:
+        order = self.moves.get(generation)
+        return isinstance(order, CopyOut) or (isinstance(order, CopyIn) and not order.joins)
 
     def _end_load(self, order: CopyIn, fail: str | None) -> None:
         del self.moves[order.generation]
+        if order.joins:
+            self.send(CopiedIn(self.now, order.generation))
+            return
         placed = self.placed[order.generation]
         left = placed.session in self.gone
         leaves = order.generation in self.stops  # however its load ends
@@ -851,7 +860,9 @@ class World:
                     self.certain_uids.add(action.uid)
                 worth = self.scratch.get(action.name)
                 assert action.empty == (worth is not None and worth.kind == "dropped")
-                if worth is None:
+                if action.original:
+                    self.arena.share(action.uid, action.original)
+                elif worth is None:
                     self.arena.make_master(action.uid, action.nbytes)
                 else:
                     self.arena.make_scratch(action.uid, action.nbytes, filled=worth.filled)
@@ -865,9 +876,13 @@ class World:
                 self.dropped.add(action.uid)
                 self.kept.discard(action.uid)
             case CopyIn():
-                self._check_chunks(action)
                 assert action.uid == self.current[action.name], f"{action}: of old bytes"
-                self._start(action)
+                if action.joins:
+                    self._check_joined(action)
+                    self.moves[action.generation] = action
+                else:
+                    self._check_chunks(action)
+                    self._start(action)
                 owner = self.owner[action.name]
                 placed = Placed(action.name, owner, action.runs, action.uid)
                 if self.arena.begins_anew(action.uid):
@@ -1058,8 +1073,16 @@ class World:
         assert chunks <= set(range(self.ledger.pool.total)), f"{order}: beyond the arena"
         taken = [p for p in self.placed.values() if p.held & chunks]
         assert not taken, f"{order} over {taken}"
-        used = sum(len(placed.held) for placed in self.placed.values()) + len(chunks)
+        held = {placed.runs: len(placed.held) for placed in self.placed.values()}
+        used = sum(held.values()) + len(chunks)
         assert used == order.in_use, f"{order}: {used} are in use"
+
+    def _check_joined(self, order: CopyIn) -> None:
+        """Its bytes are there already, by a twin that nobody writes to."""
+        there = [p for p in self.placed.values() if p.runs == order.runs and p.name == order.joins]
+        assert there, f"{order}: nothing is there"
+        assert self.mutable.isdisjoint({order.name, order.joins})
+        assert self.arena.holds(order.uid, order.runs), f"{order}: other bytes"
 
     def _check_unheld(self, action: Evict | SendRevoke | StopCopy | CopyOut | Reclaim) -> None:
         held = [key for key, names in self.leases.items() if action.name in names]
@@ -1071,7 +1094,8 @@ class World:
             self.bytes_in,
             self.bytes_out,
         )
-        occupied = [i for p in self.placed.values() for i in p.held]
+        by_chunks = {p.runs: p.held for p in self.placed.values()}  # twins share
+        occupied = [i for held in by_chunks.values() for i in held]
         assert len(set(occupied)) == len(occupied), "a chunk has two owners"
         assert len(occupied) == self.ledger.pool.total - self.ledger.pool.free, "chunks unaccounted"
         for generation, placed in self.placed.items():
@@ -1085,6 +1109,13 @@ class World:
                 coming = coming and self.owner[name] == key[0]
                 assert coming or self.state(name) is State.RESIDENT, f"{key}: {name} is not in"
 
+    def _placed(self, *, evicting: bool) -> list[Placed]:
+        there = [c for c in self.ledger.components.values() if c.on_device]
+        return [self.placed[c.generation] for c in there if c.evicting == evicting]
+
+    def _may_join(self, c: Component) -> bool:
+        return twins.to_join(self.ledger, c) is not None
+
     def _check_minimal(self, i: int, last: Evict) -> None:
         """Of all components evicted to make room for one waiter, none could have stayed.
 
@@ -1095,11 +1126,13 @@ class World:
             return
         if any(isinstance(a, Evict) and a.waiter == last.waiter for a in later):
             return
-        copied_in = {a.name: count(a.runs) for a in later if isinstance(a, CopyIn | Lend)}
-        evicted = [a for a in later if isinstance(a, Evict)]
+        loads = [a for a in later if isinstance(a, CopyIn | Lend)]
+        copied_in = {a.name: count(a.runs) for a in loads if isinstance(a, Lend) or not a.joins}
+        evicted = [a for a in later if isinstance(a, Evict) and a.reason != "joined"]
         components = self.ledger.components
-        evicting = [c for c in components.values() if c.evicting]
-        leaving = sum(len(self.placed[c.generation].held) for c in evicting)
+        evicting = {p.runs: len(p.held) for p in self._placed(evicting=True)}
+        stays = {p.runs for p in self._placed(evicting=False)}
+        leaving = sum(n for runs, n in evicting.items() if runs not in stays)
         orphans = [p for p in self.placed.values() if p.workspace and p.session in self.gone]
         leaving += sum(count(p.runs) for p in orphans)
         dying, quarantined = self.ledger.dying, self.ledger.quarantined
@@ -1116,7 +1149,8 @@ class World:
         need = sum(
             components[n].chunks
             for n in names
-            if n in copied_in or components[n].state is State.ABSENT
+            if n in copied_in
+            or (components[n].state is State.ABSENT and not self._may_join(components[n]))
         )
         assert room >= need, f"{last} was not enough"
         # one that holds what it needs may have gone first, with the room that was made by then

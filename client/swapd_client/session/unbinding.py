@@ -186,5 +186,7 @@ class Unbinding:
 
 
 def _stays(part: Part, *, spares: bool) -> bool:
-    """Return whether the component keeps its chunks, which must be complete."""
-    return not part.incomplete and (part.mutable or (spares and bool(part.holders)))
+    """Return whether the component keeps its chunks, which must be complete. Others may be on the
+    chunks of a component with a content, too."""
+    spared = spares and bool(part.holders) and not part.layout.content
+    return not part.incomplete and (part.mutable or spared)

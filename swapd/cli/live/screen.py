@@ -3,7 +3,7 @@
 Pure and independent of terminals: any width and height will do.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from swapd.cli.conclusions import StatusReport
 from swapd.cli.last_lines import Spoken
 from swapd.cli.status import STATE_STYLES, Family, asked_by, expected, fold, in_group, times_of
 from swapd.shared import vm
-from swapd.shared.protocol import CopyStatus, WaitStatus
+from swapd.shared.protocol import CopyStatus, WaitStatus, without_twins
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -122,14 +122,20 @@ _ORDERS: dict[str, Callable[[Row], tuple[float | int | str, ...]]] = {
 
 def all_rows(view: Snapshot, now: float) -> list[Row]:
     """Return all rows in the order of registration. `now`: monotonic time."""
-    rows = []
+    rows, chunk = [], view.status.chunk_bytes
+    counted = {c.name for c in without_twins(c for c in view.status.components if c.inside)}
     for family in fold(view.status.components):
-        inside = sum(vm.round_up(part.nbytes, view.status.chunk_bytes) for part in family.inside)
+        inside = _inside(family, counted, chunk)
         idle_s = None if family.idle_s is None else family.idle_s + now - view.at
         waits = view.status.waits_s.get(family.name)
         waits_s = waits.p95_s if waits else None
         rows.append(Row(family, inside, 0.0 if family.holders else idle_s, waits_s))
     return rows
+
+
+def _inside(family: Family, counted: Collection[str], chunk: int) -> int:
+    own = (part for part in family.inside if part.name in counted)
+    return sum(vm.round_up(part.nbytes, chunk) for part in own)
 
 
 class _Column(NamedTuple):
