@@ -77,13 +77,14 @@ def test_an_interrupted_connect_leaves_no_session(daemon: Spawned, other: Client
         swapd_client.connect(daemon.folder, label="new").close()
 
     connect()
-    for place in places(connect, 2 * MOST):
-        interrupt(connect, place)
-        forget()
-        settle()
-        while "new" in [session.label for session in other.status().sessions]:
-            """Soon."""
-        assert "swapd-check" not in [thread.name for thread in threading.enumerate()]
+    with interrupts():
+        for place in places(connect, 2 * MOST):
+            interrupt(connect, place)
+            forget()
+            settle()
+            while "new" in [session.label for session in other.status().sessions]:
+                """Soon."""
+            assert "swapd-check" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_an_interrupted_acquire_or_release_holds_nothing(client: Client, other: Client) -> None:
