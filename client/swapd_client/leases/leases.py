@@ -1,4 +1,4 @@
-"""The leases of one session: carries out the decisions of `book.py`.
+"""The leases of one session.
 
 Maps and unmaps chunks as leases come and go, waits for arrivals, and ends leases after GPU work, in
 threads. Messages to the daemon are each client's own.
@@ -14,7 +14,7 @@ import msgspec
 from swapd.shared.protocol import PAST_MAX_S, Placement, Release, Used
 from swapd_client.errors import DaemonGone, SessionEnded, SessionFenced, SwapdError
 from swapd_client.leases.arrivals import Arrivals
-from swapd_client.leases.book import Book, Record
+from swapd_client.leases.book import Record
 from swapd_client.leases.marks import Marks
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
@@ -44,30 +44,32 @@ class Leases:
         self._parts = parts
         self._arrivals = arrivals
         self._strict = strict
-        self._book = Book()
+        self._records: dict[int, Record] = {}
+        #: Released leases that wait for GPU work, or that the daemon still counts as held.
+        self._ending: set[int] = set()
         self.marks = Marks(processor, life)
         #: Whether nothing of the daemon is mapped any more, so that ends of leases change nothing.
         self.closed = False
         self._ended = threading.Condition(self._lock)
 
     def __len__(self) -> int:
-        return len(self._book)
+        return len(self._records)
 
     def __iter__(self) -> Iterator[Record]:
         """Iterate over the leases that the daemon counts as held."""
         with self._lock:
-            return iter(self._book)
+            return iter(list(self._records.values()))
 
     # --- from the grant on ---------------------------------------------------------------
 
     def held_by(self, agent: int) -> tuple[int, ...]:
         with self._lock:
-            return tuple(r.id for r in self._book if r.agent == agent and r.state == "held")
+            return tuple(r.id for r in self if r.agent == agent and r.state == "held")
 
     def in_use(self, kept: Collection[int] = ()) -> bool:
         """Whether a lease is held, beside those `kept` for later."""
         with self._lock:
-            return any(r.state == "held" and r.id not in kept for r in self._book)
+            return any(r.state == "held" and r.id not in kept for r in self)
 
     def must_show(self, record: Record) -> bool:
         """Whether `show` would call a GPU's driver, or `bring_in` would block."""
@@ -82,10 +84,11 @@ class Leases:
         with self._lock:
             if self._life.error is not None:
                 raise self._life.error.with_traceback(None)
-            places = record.granted.placements
-            self._book.granted(record, [self._parts[place.name].renewed for place in places])
-            for place in places:
-                part = self._parts[place.name]
+            parts = [self._parts[place.name] for place in record.granted.placements]
+            self._records[record.id] = record
+            record.state = "held"
+            record.outdated = any(record.id <= part.renewed for part in parts)
+            for part, place in zip(parts, record.granted.placements, strict=True):
                 part.placed = place
                 part.holders.add(record.id)
 
@@ -161,9 +164,11 @@ class Leases:
             if record.state != "held":
                 return record.state == "ending"
             work = self._work_under(record)
-            self._book.released(record, late=work is not None)
-        if work is None:
-            return False
+            if work is None:
+                record.state = "released"
+                return False
+            record.state = "ending"
+            self._ending.add(record.id)
 
         def end() -> None:
             try:
@@ -180,7 +185,8 @@ class Leases:
                 log.warning("cannot end a lease of %s: %s", names, exc, exc_info=trace)
             finally:
                 with self._lock:
-                    self._book.ended(record)
+                    self._ending.discard(record.id)
+                    self._over(record)
                     self._ended.notify_all()
 
         self._processor.after(work, end)
@@ -213,8 +219,13 @@ class Leases:
                     hides = self._strict and not part.holders and self._life.error is None
                     hidden = hides and _hide(self._processor, part, place)
                     record.is_unmapped &= hidden and place.transient
-            self._book.over(record)
+            self._over(record)
         return not record.told
+
+    def _over(self, record: Record) -> None:
+        record.awaited.clear()
+        record.state = "over"
+        self._records.pop(record.id, None)
 
     def free_unused(self, ended: Record | None = None) -> None:
         """After the daemon's death: free its memory that no lease uses, where memory is scarce."""
@@ -265,7 +276,7 @@ class Leases:
             self._processor.after(work, done.set)
             done.wait()
         with self._lock:
-            self._book.released(record, late=False)  # even without a daemon to tell
+            record.state = "released"  # even without a daemon to tell
         self.give_back(record)
         return self.release_of(record)
 
@@ -277,11 +288,11 @@ class Leases:
 
     def is_ending(self, lease: int) -> bool:
         with self._lock:
-            return self._book.is_ending(lease)
+            return lease in self._ending
 
     def await_end(self, lease: int) -> None:
         with self._lock:
-            self._ended.wait_for(lambda: not self._book.is_ending(lease))
+            self._ended.wait_for(lambda: lease not in self._ending)
 
     def drain(self) -> None:
         if not self._processor.drain(DRAIN_S):
@@ -297,10 +308,13 @@ class Leases:
 
     def renewed(self, name: str) -> None:
         """Mark the component's leases: they hold the old bytes. Under the lock."""
-        self._book.renewed(name)
+        for record in self:
+            record.outdated |= record.holds(name)
 
     def cut(self) -> None:
-        self._book.cut(self._arrivals.is_there)
+        """Note which leases' streams go on without their words: the session ends."""
+        for record in self:
+            record.cut |= not all(map(self._arrivals.is_there, record.awaited))
 
 
 def _hide(processor: Processor, part: Part, place: Placement) -> bool:
