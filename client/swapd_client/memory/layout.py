@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from hashlib import blake2b
 from itertools import chain, islice
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from swapd.shared import vm
 from swapd.shared.protocol import Scratch
@@ -42,63 +42,74 @@ class OtherBytes(Exception):
         self.was_guessed = was_guessed
 
 
-class Layout(Protocol):
-    """A source of bytes, and the place of each."""
+class Layout(ABC):
+    """A source of bytes, and the place of each. By default no memory of a source moves."""
 
     nbytes: int
     #: The end of each segment in bytes, ascending; the last is `nbytes`.
     segments: tuple[int, ...]
     #: Identifies the bytes before they are read: sessions with equal ones share a host copy, if it
     #: `matches` all bytes. "": not shared.
-    content: str
+    content = ""
     #: Whether other bytes never have this content.
-    certain: bool
+    certain = False
     #: The kind of scratch, which decides on its contents at eviction; whether there are contents to
     #: fill in.
-    scratch: Scratch
-    filled: bool
+    scratch: Scratch = ""
+    filled = False
     #: Whether new objects may get its bytes at any later time.
-    has_views: bool
+    has_views = False
 
     @property
     def memory(self) -> Collection[int]:
         """Addresses that reveal two sources which would move the same memory."""
+        return ()
 
     def origins(self) -> Iterable[tuple[str, int, int]]:
         """Name, address and bytes of the source's present memory, to be read or replaced."""
+        return ()
 
     def digest(self) -> str:
         """Hash of names, kinds and places: equal layouts can share a host copy."""
+        return ""
 
+    @abstractmethod
     def fill_file(self, fd: int) -> None:
         """Copy every byte into a file of `nbytes`. It is not mapped afterwards."""
 
     def matches(self, fd: int) -> bool:
         """Whether a file that another session filled has the bytes that `fill_file` writes."""
+        return False
 
     def bind(self, address: int) -> Iterable[object]:
         """Point the source at the component's address. May be repeated after an interrupt.
 
         Returns the objects that have bytes there, for as long as they live.
         """
+        return ()
 
-    def let_go(self) -> None:
+    def let_go(self) -> None:  # noqa: B027 - scratch has no source
         """Keep no reference to the source, which is bound."""
 
     def lies(self) -> Spans:
         """Return where the storages are now; nothing if one cannot stay there."""
+        return frozenset()
 
     def stay(self, address: int) -> bool:
         """Keep each storage at its place, in a component at `address`; False if impossible."""
+        return False
 
     def spans(self, address: int) -> Spans:
         """Return where the storages lie in a component at `address`; nothing if others may be
         there.
         """
+        return frozenset()
 
     def names(self) -> Iterable[str]:
         """The names that `writer` takes."""
+        return ()
 
+    @abstractmethod
     def writer(self, values: Mapping[str, Any]) -> Callable[[int], None]:
         """Return a function that writes `values` over the component's bytes at a given address.
 
@@ -128,18 +139,12 @@ def through_mapping(fd: int, nbytes: int, do: Callable[[int], T], *, writable: b
 Fetch = Callable[[Sequence[Remote]], None]
 
 
-class Ready:
+class Ready(Layout):
     """A prepared layout, which `register` takes as it is."""
 
 
-class InMemory(ABC):
+class InMemory(Layout):
     """Layouts whose bytes are in this process's memory."""
-
-    nbytes: int
-    content = ""
-    certain = False
-    scratch: Scratch = ""
-    filled = False
 
     @abstractmethod
     def sources(self) -> Iterable[tuple[int, int, int]]:
@@ -210,10 +215,12 @@ class Packer:
 
 
 class BufferLayout(InMemory):
-    """Named buffers (bytes, arrays, memoryviews); `view` reads them at their address."""
+    """Named buffers (bytes, arrays, memoryviews); `view` reads them at their address.
+
+    The caller keeps the buffers, which are copied.
+    """
 
     has_views = True
-    memory = ()  # the caller keeps it
 
     def __init__(self, buffers: Mapping[str, Buffer], segments: Segments = ()) -> None:
         packer = Packer()
@@ -238,18 +245,6 @@ class BufferLayout(InMemory):
             (self._places[name][0], *extent_of_buffer(source))
             for name, source in self._sources.items()
         ]
-
-    def lies(self) -> Spans:
-        return frozenset()  # a buffer is copied, and stays unchanged
-
-    def stay(self, address: int) -> bool:
-        return False
-
-    def spans(self, address: int) -> Spans:
-        return frozenset()
-
-    def bind(self, address: int) -> Iterable[object]:
-        return ()
 
     def let_go(self) -> None:
         self._sources.clear()  # the caller keeps its buffers; `view` has the component's

@@ -22,9 +22,6 @@ class Scratch(Ready):
     contents.
     """
 
-    content = ""
-    certain = False
-    memory = ()  # moves no tensor
     has_views = True
 
     def __init__(
@@ -52,12 +49,6 @@ class Scratch(Ready):
         self.tensor = dlpack.bytes_at(address, self.nbytes, target)
         return self.tensor
 
-    def origins(self) -> Iterable[tuple[str, int, int]]:
-        return ()
-
-    def digest(self) -> str:
-        return ""
-
     def fill_file(self, fd: int) -> None:
         """Write contents that were kept. Other scratch loads as zeros."""
         if self.filled and self.tensor is not None:
@@ -66,14 +57,8 @@ class Scratch(Ready):
             layout = TensorLayout({"": self.tensor}, gpu=self._gpu, fetch=self._fetch)
             layout.fill_file(fd)
 
-    def matches(self, fd: int) -> bool:
-        return False
-
     def bind(self, address: int) -> Iterable[object]:
         return () if self.tensor is None else [self.tensor.untyped_storage()]
-
-    def let_go(self) -> None:
-        pass
 
     def lies(self) -> Spans:
         if self.tensor is None:
@@ -85,9 +70,6 @@ class Scratch(Ready):
 
     def spans(self, address: int) -> Spans:
         return frozenset([(address, self.nbytes)])
-
-    def names(self) -> Iterable[str]:
-        return ()
 
     def writer(self, values: Mapping[str, Any]) -> Callable[[int], None]:
         raise InvalidSource("scratch has no values to update; write to it under a lease")

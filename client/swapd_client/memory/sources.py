@@ -33,8 +33,7 @@ def layout_of(
     `gpu`: its GPU's index in this process; None: the host. `fetch` reads bytes on that GPU.
     """
     if isinstance(source, Ready):
-        layout: Any = source  # each `Ready` is a layout
-        return layout  # type: ignore[no-any-return]
+        return source
     torch = _torch()
     if torch is not None:
         tensors = isinstance(source, torch.nn.Module) or (

@@ -19,6 +19,7 @@ from swapd_client.memory.layout import (
     ALIGN_BYTES,
     Fetch,
     InMemory,
+    Layout,
     Packer,
     Remote,
     Segments,
@@ -40,14 +41,11 @@ class Placed(NamedTuple):
     place: int
 
 
-class PlacedTensors:
-    nbytes: int
-    segments: tuple[int, ...]
+class PlacedTensors(Layout):
     #: Wrappers appear as their inner tensors ("weight.scale").
     placed: tuple[Placed, ...]
     #: The first name of tied parameters, by each further name.
     aliases: Mapping[str, str]
-    has_views = False
 
     def digest(self) -> str:
         described = [(p.name, str(p.dtype), *p[2:]) for p in self.placed]

@@ -62,8 +62,6 @@ class FileLayout(PlacedTensors, Ready):
         self.tensors: dict[str, torch.Tensor] = {}
         self.content = self._content() if share else ""
         self.certain = all(w.stored.file.is_settled for w in wanted.values())
-        self.scratch: protocol.Scratch = ""
-        self.filled = False
 
     @property
     def memory(self) -> Collection[int]:
