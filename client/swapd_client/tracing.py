@@ -41,31 +41,19 @@ CLOSE_S = 2.0
 _CODES: dict[type[BaseException], str] = {kind: code for code, kind in BY_CODE.items()}
 
 
-class Trace:
+class Trace(msgspec.Struct, eq=False):
     """One acquire, as a `with` block, at whose end the spans are made."""
 
-    __slots__ = (
-        "_tracing",
-        "account",
-        "context",
-        "ended",
-        "error",
-        "granted",
-        "names",
-        "sent",
-        "tried",
-    )
-
-    def __init__(self, tracing: "Tracing", names: tuple[str, ...], context: "Context") -> None:
-        self._tracing = tracing
-        self.names = names
-        self.context = context
-        self.account: protocol.Account | None = None
-        self.granted: protocol.Granted | None = None
-        #: Code or kind of the error, and its text. The exception itself would keep frames alive.
-        self.error: tuple[str, str] | None = None
-        self.tried = False
-        self.sent = self.ended = 0.0
+    tracing: "Tracing"
+    names: tuple[str, ...]
+    context: "Context"
+    account: protocol.Account | None = None
+    granted: protocol.Granted | None = None
+    #: Code or kind of the error, and its text. The exception itself would keep frames alive.
+    error: tuple[str, str] | None = None
+    tried: bool = False
+    sent: float = 0.0
+    ended: float = 0.0
 
     def __enter__(self) -> "Trace":
         self.sent = time.monotonic()
@@ -78,7 +66,7 @@ class Trace:
         if exc is not None:
             said = str(exc) if isinstance(exc, SwapdError) else ""
             self.error = _CODES.get(type(exc), type(exc).__name__), said
-        self._tracing.hand_over(self)
+        self.tracing.hand_over(self)
 
     def marked(self, request: protocol.AnyAcquire) -> protocol.AnyAcquire:
         self.tried = request.timeout_s == 0
