@@ -7,11 +7,9 @@ no torch.
 import errno
 import itertools
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
@@ -58,11 +56,13 @@ _private: set["Range"] = set()
 _unused: set["Range"] = set()
 
 
-class Range:
+class Range(place.Place):
     """An address range, reserved once for a component of `nbytes`; chunks come and go in it.
 
-    Thread-safe. All methods take well under a millisecond, except the first mapping of new chunks.
-    The range is freed when it is private memory and its last tensor or view is gone.
+    All methods take well under a millisecond, except the first mapping of new chunks. The range is
+    freed when it is private memory and its last tensor or view is gone. All of it is accessible if
+    any byte is, files of memory are never dropped as a whole, and private memory needs nothing set
+    aside: the kernel copies its pages on write.
     """
 
     addressable = True
@@ -80,19 +80,15 @@ class Range:
 
         Its memory stays until chunks are shown, or `give_up_private`. Raises: LimitReached.
         """
+        super().__init__(nbytes, taken_over=before is not None)
         self._chunk_bytes = chunk_bytes
         span = vm.round_up(max(nbytes, 1), chunk_bytes)
         self._files = files
         self._writable = writable
-        #: Re-entrant: a signal handler may acquire.
-        self.lock: Any = threading.RLock()
-        self.nbytes = nbytes
         self.address: int = _reserve(span) if before is None else before.address
         self._reserved: int = span if before is None else before._reserved
         #: Without part of the last chunk, if the old chunks were smaller.
         self._span = min(span, self._reserved)
-        self.taken_over = before is not None
-        self.when_left: Callable[[], None] | None = None
         #: Whether the range still has memory that it took over.
         self._has_before = self.taken_over
         #: Keeps the page tables of an evicted component, so that showing it again is cheap.
@@ -105,15 +101,10 @@ class Range:
         self._can_shelve = True
         #: Chunks with pages at the range or on the shelf.
         self._runs: Runs = ()
-        #: Whether all bytes can be touched; whether none can. In between both are False.
-        self.shown = False
+        #: Whether no byte can be touched. If neither this nor `shown`, some can.
         self._hidden = True
         self._private = False
-        self.over = False
         self._process = os.getpid()
-        self.generation = 0
-        #: The chunks with the latest bytes; None if the host copy has those.
-        self._latest: Runs | None = None
         self._uses = Uses() if before is None else before._give_up(self)
 
     def __repr__(self) -> str:
@@ -123,9 +114,6 @@ class Range:
     @property
     def on_chunks(self) -> bool:
         return not (self._hidden or self._private)
-
-    def is_shown(self, generation: int) -> bool:
-        return self.shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
         """Map the chunks of this generation, unless the range is private: others may use the chunks
@@ -148,10 +136,7 @@ class Range:
                     raise _refused(self.nbytes, exc) from exc
                 raise
 
-    lend = show  # the host maps all in one call
-
-    def reach(self, generation: int, nbytes: int) -> None:
-        """No-op: all of it is accessible."""
+    lend = show
 
     def hide(self, generation: int | None = None) -> None:
         """Make all accesses fault, unless a newer `generation` is shown."""
@@ -180,19 +165,6 @@ class Range:
                 self._can_shelve, self._runs = False, ()
                 vm.revoke(self.address, self._span)
                 self._free_shelf()
-
-    def drop(self, numbers: tuple[int, ...]) -> None:
-        """No-op: host memory is returned as holes in files, not as files."""
-
-    def saved(self, generation: int) -> None:
-        with self.lock:
-            if generation == self.generation:
-                self._latest = None
-
-    def set_memory_aside(self) -> None:
-        """No-op: the kernel copies private pages on write."""
-
-    def give_memory_back(self) -> None: ...
 
     def used_by(self, things: Iterable[object]) -> None:
         self._uses.add(things)

@@ -1,44 +1,51 @@
 """The address range of a component, on any device, also of one whose daemon is gone."""
 
 import atexit
+import threading
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Runs
 from swapd_client.memory.layout import Spans
 
 
-class Place(Protocol):
-    """An address range: `mapping.Range` on the host, `gpu.GpuRange` on a GPU."""
+class Place:
+    """An address range: `mapping.Range` on the host, `gpu.GpuRange` on a GPU.
 
-    #: An RLock, held while the memory changes.
-    lock: Any
-    addressable: bool
-    nbytes: int
+    Thread-safe. Methods that a device has no work for do nothing.
+    """
+
+    #: Whether the CPU can touch the bytes.
+    addressable = False
     #: Stable until the end of the process.
     address: int
     #: The residency shown last; 0 before the first.
-    generation: int
-    #: Whether the range took over a former component's tensors, in private memory until it is
-    #: shown.
-    taken_over: bool
+    generation = 0
+    #: Whether the range is freed, or another range has its addresses.
+    over = False
+    #: Whether the bytes can be touched.
+    shown = False
     #: Called when memory that was the daemon's is gone.
-    when_left: Callable[[], None] | None
+    when_left: Callable[[], None] | None = None
+    #: The chunks with the latest bytes; None if the host copy has those.
+    _latest: tuple[Any, ...] | None = None
 
-    @property
-    def over(self) -> bool:
-        """Whether the range is freed, or another range has its addresses."""
-
-    @property
-    def shown(self) -> bool:
-        """Whether the bytes can be touched."""
+    def __init__(self, nbytes: int, *, taken_over: bool) -> None:
+        self.nbytes = nbytes
+        #: Whether the range took over a former component's tensors, in private memory until it is
+        #: shown.
+        self.taken_over = taken_over
+        #: Held while the memory changes. Re-entrant: a signal handler may acquire.
+        self.lock: Any = threading.RLock()
 
     @property
     def on_chunks(self) -> bool:
         """Whether the daemon's chunks are accessible at the range."""
+        return False
 
-    def is_shown(self, generation: int) -> bool: ...
+    def is_shown(self, generation: int) -> bool:
+        return self.shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
         """Map the chunks of this generation at the range."""
@@ -58,7 +65,11 @@ class Place(Protocol):
     def drop(self, numbers: tuple[int, ...]) -> None:
         """Unmap these files, whose memory goes away."""
 
-    def saved(self, generation: int) -> None: ...
+    def saved(self, generation: int) -> None:
+        """Note that the host copy has the latest bytes."""
+        with self.lock:
+            if generation == self.generation:
+                self._latest = None
 
     def set_memory_aside(self) -> None:
         """Reserve memory for `make_private`. Raises: OutOfMemory."""
@@ -73,6 +84,7 @@ class Place(Protocol):
 
     def stay_private(self) -> bool:
         """After a failed registration, keep the memory taken over. False if it is gone."""
+        return False
 
     def used_by(self, things: Iterable[object]) -> None:
         """Free private memory when the last of these objects, which have bytes there, is gone."""

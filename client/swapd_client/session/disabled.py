@@ -55,14 +55,11 @@ class _NoLine(Lifeline):
 class _OnGpu(Place):
     """Memory of torch that lasts as long as objects in it. Other methods do nothing."""
 
-    addressable = taken_over = over = on_chunks = False
     shown = True
-    generation = 0
-    when_left = None
-    lock: Any = threading.RLock()
 
     def __init__(self, nbytes: int, buffer: Any) -> None:
-        self.nbytes, self.address, self._buffer = nbytes, buffer.data_ptr(), buffer
+        super().__init__(nbytes, taken_over=False)
+        self.address, self._buffer = buffer.data_ptr(), buffer
 
     def used_by(self, things: Iterable[object]) -> None:
         for thing in things:
@@ -95,7 +92,7 @@ class _Gpu(Processor):
         except (RuntimeError, AssertionError) as exc:  # of torch
             why = f"{device} has no {size(span)} for torch: {exc}"
             raise DeviceFailed(f'{why}. Connect to another device, or to "host"') from exc
-        return _OnGpu(nbytes, buffer)  # type: ignore[abstract]
+        return _OnGpu(nbytes, buffer)
 
     def fetch(self, spans: Sequence[Remote]) -> None:
         self._torch.cuda.synchronize(self.index)

@@ -1,33 +1,29 @@
 """A component's address range on the GPU; the counterpart of `memory.mapping.Range`."""
 
-import threading
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from swapd.device.base import numbers
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Runs
 from swapd_client.errors import DeviceFailed
+from swapd_client.memory.place import Place
 from swapd_client.session.gpu.card import Card
 from swapd_client.session.gpu.private import PrivateMemory
 
 
-class GpuRange:
+class GpuRange(Place):
     """An address range, reserved once for a component of `nbytes`; chunks come and go in it.
 
-    Thread-safe. Mapping costs driver calls for each chunk; hiding and showing the same chunks again
+    Mapping costs driver calls for each chunk; hiding and showing the same chunks again
     costs one call for all. So chunks are mapped during the copy, and made accessible as they fill,
     or as the holder of an early lease waits for them. No GPU work may use the range when it is
-    hidden. The range is never freed once it is in use, because tensors may live for ever.
+    hidden. The range is never freed once it is in use, because tensors may live for ever, and work
+    may outlive the tensors that it reads.
 
     After an error that destroys the GPU context, nothing can be unmapped, but no work runs any
     more: hiding then succeeds.
     """
-
-    addressable = False
-    #: The range is not freed, and a new owner checks first.
-    over = False
 
     def __init__(
         self, nbytes: int, card: Card, *, writable: bool, before: "GpuRange | None" = None
@@ -36,16 +32,14 @@ class GpuRange:
 
         Its memory stays until chunks are shown, or `give_up_private`. Raises: DeviceFailed.
         """
+        super().__init__(nbytes, taken_over=before is not None)
         self._card = card
         self._span = vm.round_up(max(nbytes, 1), card.chunk_bytes)
         self._writable = writable
-        self.lock: Any = threading.RLock()
-        self.nbytes = nbytes
         with card.using() as driver:
             self.address: int = driver.reserve(self._span) if before is None else before.address
         self.reserved: int = self._span if before is None else before.reserved
-        self.taken_over = before is not None
-        self.when_left: Callable[[], None] | None = before.when_left if before else None
+        self.when_left = before.when_left if before else None
         pieces = before._own.pieces if before else ()
         self._own: PrivateMemory = PrivateMemory(card, self.address, nbytes, pieces)
         #: The mapped chunks, accessible or not.
@@ -54,19 +48,11 @@ class GpuRange:
         self._allowed = 0
         #: As `_allowed`, but more after an interrupt in a driver call.
         self._to_forbid = 0
-        self._shown = False
         self._private = False
-        self.generation = 0
-        #: The chunks with the latest bytes; None if the host copy has those.
-        self._latest: tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
-        where = "in" if self._shown else "out"
+        where = "in" if self.shown else "out"
         return f"<GpuRange {self.address:#x} {self.nbytes} B {where} gen={self.generation}>"
-
-    @property
-    def shown(self) -> bool:
-        return self._shown
 
     @property
     def on_chunks(self) -> bool:
@@ -77,7 +63,7 @@ class GpuRange:
 
     def is_lent(self, generation: int) -> bool:
         """Whether leases may use the chunks that they have reached."""
-        return self._shown and generation == self.generation
+        return self.shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
         """Map and show the chunks of this generation. Blocks until the daemon has sent them.
@@ -167,12 +153,6 @@ class GpuRange:
             if self._latest is not None and not gone.isdisjoint(self._latest):
                 self._latest = None
 
-    def saved(self, generation: int) -> None:
-        """Note that the host copy has the latest bytes."""
-        with self.lock:
-            if generation == self.generation:
-                self._latest = None
-
     def set_memory_aside(self) -> None:
         with self.lock:
             self._own.set_aside()
@@ -203,7 +183,7 @@ class GpuRange:
                 self._unmap()
                 if self.nbytes:
                     self._own.move_in(master)
-            self._shown = self._private = True
+            self.shown = self._private = True
             self._card.has_private |= self.nbytes > 0
 
     def give_up_private(self) -> None:
@@ -219,12 +199,9 @@ class GpuRange:
         """After a failed registration, keep the memory taken over; False if it is replaced."""
         with self.lock:
             if self._own.pieces:
-                self._shown = self._private = True
+                self.shown = self._private = True
             self._card.has_private |= self.nbytes > 0
             return self._private or not self.generation
-
-    def used_by(self, things: Iterable[object]) -> None:
-        """No-op: GPU work may outlive the tensors it reads, so private memory stays."""
 
     def discard(self) -> None:
         try:
@@ -256,7 +233,7 @@ class GpuRange:
 
     def _lend(self) -> None:
         self._latest = self._mapped
-        self._shown = True
+        self.shown = True
 
     def _put(self, chunks: tuple[int, ...], handles: list[int]) -> None:
         if chunks != self._mapped:
@@ -272,14 +249,14 @@ class GpuRange:
             self._allowed = chunks
 
     def _forbid(self) -> None:
-        self._shown = False
+        self.shown = False
         self._allowed = 0
         if self._to_forbid and not self._card.forbid(self.address, self._to_forbid):
             self._unmap()
         self._to_forbid = 0
 
     def _unmap(self) -> None:
-        self._shown = False
+        self.shown = False
         self._allowed = 0
         if self._mapped:
             self._card.unmap(self.address, len(self._mapped))
