@@ -158,6 +158,14 @@ class Marker:
         return None
 
 
+def put_back(attributes: dict[str, Any], name: str, before: Any) -> None:
+    """Undo the replacement of an attribute; `before` is None if there was none."""
+    if before is None:
+        attributes.pop(name, None)
+    else:
+        attributes[name] = before
+
+
 #: Keeps the undo of a change. Call it before the change: an interrupt may come in between.
 ToUndo = Callable[[Callable[[], None]], object]
 Run = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]

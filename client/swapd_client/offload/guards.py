@@ -28,6 +28,7 @@ from swapd_client.offload.copies import (
     ToUndo,
     copied,
     private,
+    put_back,
     stand_in,
     tensors_of,
 )
@@ -152,10 +153,7 @@ class Guard(Marker):
         for handle in self._handles:
             handle.remove()
         for name, own in self._own.items():
-            if own is None:
-                vars(self.module).pop(name, None)
-            else:
-                vars(self.module)[name] = own
+            put_back(vars(self.module), name, own)
 
     def before(self, name: str) -> Any:
         return self._own.get(name)

@@ -18,7 +18,7 @@ from torch.nn import Module
 
 from swapd_client.errors import NotWhileAttached
 from swapd_client.offload import dynamo, find
-from swapd_client.offload.copies import Marker, Method, ToUndo
+from swapd_client.offload.copies import Marker, Method, ToUndo, put_back
 from swapd_client.offload.gate import LeaseGate
 
 _HOOK = "_swapd_hook"
@@ -91,12 +91,8 @@ class Hook(Marker):
         self._attributes[self._slot] = self._runs
 
     def take_out(self) -> None:
-        if self._attributes.get(self._slot) is not self._runs:
-            return
-        if self._before is None:
-            del self._attributes[self._slot]
-        else:
-            self._attributes[self._slot] = self._before
+        if self._attributes.get(self._slot) is self._runs:
+            put_back(self._attributes, self._slot, self._before)
 
     def end(self, what: str) -> None:
         """Remove the "door" or the "gate". Without both, remove the hook from the module."""
@@ -267,14 +263,7 @@ def wrap(module: Module, name: str, gate: LeaseGate, to_undo: ToUndo) -> None:
 
 def put(module: Module, method: Method, to_undo: ToUndo) -> None:
     name = method.__name__
-
-    def undo() -> None:
-        if (own := method.before(name)) is not None:
-            setattr(module, name, own)
-        else:
-            module.__dict__.pop(name, None)
-
-    to_undo(undo)
+    to_undo(partial(put_back, vars(module), name, method.before(name)))
     setattr(module, name, method)
 
 

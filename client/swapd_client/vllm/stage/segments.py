@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from swapd.shared.protocol import Placement
 from swapd_client.errors import ClientClosed, DeviceFailed, SessionEnded, SessionFenced, SwapdError
 from swapd_client.lease import Lease
-from swapd_client.offload.copies import start_of
+from swapd_client.offload.copies import put_back, start_of
 from swapd_client.session.session import Session
 from swapd_client.vllm.parts import Tensors
 
@@ -155,12 +155,8 @@ def _calling_first(layer: Module, first: Callable[[], None]) -> Callable[[], Non
         return forward(*args, **kwargs)
 
     def undo() -> None:
-        if layer.__dict__.get("forward") is not waits:
-            return
-        if own is None:
-            del layer.__dict__["forward"]
-        else:
-            layer.__dict__["forward"] = own
+        if layer.__dict__.get("forward") is waits:
+            put_back(layer.__dict__, "forward", own)
 
     layer.__dict__["forward"] = waits  # setattr would first check for parameters
     return undo
