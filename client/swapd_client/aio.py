@@ -265,7 +265,7 @@ class AsyncClient:
         self, request: Callable[[int], protocol.AnyRequest], timeout: float | None = None
     ) -> protocol.AnyReply:
         def ask() -> Coroutine[Any, Any, protocol.AnyReply]:
-            return self.leasing.question(request(self.session.next_id()), timeout)
+            return self.leasing.call(request(self.session.next_id()), timeout)
 
         return await self._repeated(ask, timeout)
 
@@ -302,16 +302,10 @@ class AsyncLeasing:
     async def call(
         self, request: protocol.AnyRequest, timeout_s: float | None = None
     ) -> protocol.AnyReply:
-        """Send a request and wait for its reply. Raises the error of a refusal."""
-        return self.session.unwrap(await self.channel.call(request, timeout_s))
-
-    async def question(
-        self, request: protocol.AnyRequest, timeout_s: float | None
-    ) -> protocol.AnyReply:
-        """As `call`, for requests answered at once. Raises: Timeout after `timeout_s`."""
+        """As `Leasing.call`."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self.call(request)
+                return self.session.unwrap(await self.channel.call(request))
         except TimeoutError as exc:
             if isinstance(exc, SwapdError) or timeout_s is None:
                 raise

@@ -738,7 +738,7 @@ class Client:
         def ask() -> protocol.AnyReply:
             if flush:
                 self.leasing.giving_back.flush_kept()
-            return self.leasing.question(request(self.session.next_id()), timeout)
+            return self.leasing.call(request(self.session.next_id()), timeout)
 
         return rejoining.repeated(self, ask, timeout)
 

@@ -59,28 +59,23 @@ class Leasing:
     def call(
         self, request: protocol.AnyRequest, timeout_s: float | None = None
     ) -> protocol.AnyReply:
-        """Send a request and wait for its reply. Raises the error of a refusal."""
-        self._before_a_request()
-        return self.session.unwrap(self.factory.channel().call(request, timeout_s))
+        """Send a request and wait for its reply.
 
-    def question(self, request: protocol.AnyRequest, timeout_s: float | None) -> protocol.AnyReply:
-        """As `call`, for requests answered at once. Raises: Timeout after `timeout_s`."""
-        if timeout_s is None:
-            return self.call(request)
-        self._before_a_request()
+        Raises the error of a refusal; Timeout if the daemon is silent for `timeout_s`.
+        """
+        stop_if_cancelled()
+        self.session.check()
+        me = threading.get_ident()
+        self.cache.each(self.giving_back.end, lambda key, _: key[0] == me)
         channel = self.factory.channel()
+        if timeout_s is None:
+            return self.session.unwrap(channel.call(request))
         channel.ask(request)
         reply = channel.collect(request.id, timeout_s)
         if reply is None:
             channel.abandon(request.id)
             raise self.session.lifeline.not_answering(timeout_s)
         return self.session.unwrap(reply)
-
-    def _before_a_request(self) -> None:
-        stop_if_cancelled()
-        self.session.check()
-        me = threading.get_ident()
-        self.cache.each(self.giving_back.end, lambda key, _: key[0] == me)
 
     # --- acquires ------------------------------------------------------------------------
 

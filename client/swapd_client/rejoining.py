@@ -212,7 +212,7 @@ def _answered(leasing: Leasing, answer_s: float, register: Callable[[], object])
         while not done.wait(wait_s):
             wait_s = LAST_S
             try:
-                leasing.question(session.harmless(), GRACE_S)
+                leasing.call(session.harmless(), GRACE_S)
             except Timeout as exc:
                 return session.end(exc)
             except SwapdError:

@@ -21,19 +21,16 @@ class Arrivals:
         self._life = life
         self._lock = life.lock
         self._processor = processor
-        self._board = board
+        self.board = board
         self._parts = parts
         #: Why a residency that was granted early will never be complete.
         self._broken: dict[tuple[str, int], str] = {}
-
-    def of(self, record: Record, timeout_s: float | None) -> "Arrival":
-        return Arrival(self, self._board, record, timeout_s)
 
     def give_up(self, record: Record) -> None:
         """End the waits of another thread's `Arrival`."""
         record.given_up = True
         for place in record.granted.placements:
-            self._board.wake(self._parts[place.name].slot)
+            self.board.wake(self._parts[place.name].slot)
 
     def wait(
         self, record: Record, name: str, segment: int | None, stream: int | None = None
@@ -56,7 +53,7 @@ class Arrivals:
             awaited = part.slot, word(place.generation, arrived)
             try:
                 if stream is None or not self._wait_on(stream, record, awaited):
-                    self._board.wait(*awaited)
+                    self.board.wait(*awaited)
             except ArrivalFailed:
                 raise self.not_arrived(part.name, place.generation) from None
         # components of other sessions were complete at the grant
@@ -67,7 +64,7 @@ class Arrivals:
             return False
         with self._lock:  # before the word is read, so that the end of the session sees it
             record.awaited.append(awaited)
-        return self._board.has(*awaited) or self._processor.wait_on(stream, *awaited)
+        return self.board.has(*awaited) or self._processor.wait_on(stream, *awaited)
 
     def is_complete(self, place: Placement) -> bool:
         """Whether all of it has arrived; False if it is private memory again."""
@@ -78,7 +75,7 @@ class Arrivals:
 
     def is_there(self, awaited: Word) -> bool:
         try:
-            return self._board.has(*awaited)
+            return self.board.has(*awaited)
         except ArrivalFailed:
             return False
 
@@ -86,7 +83,7 @@ class Arrivals:
         """Note that a component will never arrive, and end the waits for it."""
         self._broken[message.name, message.generation] = message.why  # first: waits raise it
         if part := self._parts.get(message.name):
-            self._board.fail(part.slot, message.generation)
+            self.board.fail(part.slot, message.generation)
 
     def not_arrived(self, name: str, generation: int) -> SwapdError:
         if self._life.error is not None:
@@ -106,27 +103,22 @@ class Arrivals:
 
 
 class Arrival:
-    def __init__(
-        self, arrivals: Arrivals, board: Board, record: Record, timeout_s: float | None
-    ) -> None:
+    def __init__(self, arrivals: Arrivals, record: Record, timeout_s: float | None) -> None:
         self._arrivals = arrivals
-        self._board = board
         self._record = record
+        self.has_come = arrivals.is_complete
         self._began = time.monotonic()
         left = inf if timeout_s is None else timeout_s - record.granted.waited_s
         self._until = self._began + left
         #: Since the grant.
         self.waited_s = 0.0
 
-    def has_come(self, part: Part, place: Placement) -> bool:
-        return self._arrivals.is_complete(place)
-
     def wait(self, part: Part, place: Placement, chunks: int | None) -> None:
         which = ARRIVED if chunks is None else LANDED
         target = word(place.generation, part.segments if chunks is None else chunks, which)
         try:
-            came = self._board.wait(
-                part.slot, target, which, until=self._until, unless=self._is_given_up
+            came = self._arrivals.board.wait(
+                part.slot, target, which, until=self._until, unless=lambda: self._record.given_up
             )
         except ArrivalFailed:
             raise self._arrivals.not_arrived(part.name, place.generation) from None
@@ -136,6 +128,3 @@ class Arrival:
                 f"{part.name!r} ({size(part.nbytes)}) is loading, and was not complete "
                 "at the end of the timeout: give a longer one, or acquire(early=True)"
             )
-
-    def _is_given_up(self) -> bool:
-        return self._record.given_up

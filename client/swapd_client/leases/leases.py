@@ -13,7 +13,7 @@ import msgspec
 
 from swapd.shared.protocol import PAST_MAX_S, Placement, Release, Used
 from swapd_client.errors import DaemonGone, SessionEnded, SessionFenced, SwapdError
-from swapd_client.leases.arrivals import Arrivals
+from swapd_client.leases.arrivals import Arrival, Arrivals
 from swapd_client.leases.book import Record
 from swapd_client.leases.marks import Marks
 from swapd_client.memory.part import Part
@@ -112,7 +112,7 @@ class Leases:
         Raises also: Timeout, or if `Arrivals.give_up` was called.
         """
         granted = record.granted
-        arrival = self._arrivals.of(record, timeout_s)
+        arrival = Arrival(self._arrivals, record, timeout_s)
         try:
             placed = [(self._parts[place.name], place) for place in granted.placements]
             self._processor.bring_in(placed, arrival)

@@ -27,7 +27,7 @@ class Work(Protocol):
 
 
 class Arrival(Protocol):
-    def has_come(self, part: Part, place: Placement) -> bool: ...
+    def has_come(self, place: Placement) -> bool: ...
 
     def wait(self, part: Part, place: Placement, chunks: int | None) -> None:
         """Block until the first `chunks` are there, or all. Raises if they never will be."""

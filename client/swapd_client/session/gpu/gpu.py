@@ -98,7 +98,7 @@ class Gpu(Processor):
         """
         coming = []
         for part, place in placed:
-            if arrival.has_come(part, place):
+            if arrival.has_come(place):
                 part.where.show(place.generation, place.runs)
             else:
                 coming.append((part, place))
