@@ -179,13 +179,7 @@ class Part:
         """
         master = self.master or self.old_master
         assert master is not None
-        address = vm.reserve(self.span)
-        try:
-            vm.map_private(master.fileno(), self.span, at=address)
-        except BaseException:
-            vm.free(address, self.span)
-            raise
-        return address
+        return vm.map_private(master.fileno(), self.span)
 
     def bind(self) -> None:
         """Put the bytes at the range."""

@@ -15,7 +15,7 @@ from swapd.shared.protocol import Welcome
 from swapd.shared.system import LimitError, start
 from swapd.shared.units import size
 from swapd_client.errors import DeviceFailed, OutOfMemory
-from swapd_client.memory.layout import Remote
+from swapd_client.memory.layout import Remote, through_mapping
 from swapd_client.session.gpu import fetching
 from swapd_client.session.life import Files
 
@@ -248,13 +248,12 @@ class Card:
 
     def fill(self, address: int, master: OwnedFd, nbytes: int) -> None:
         """Copy a host copy to `address`. Blocks."""
-        span = vm.round_up(nbytes)
-        source = vm.map_shared(master.fileno(), 0, span, writable=False)
-        try:
+
+        def copy(source: int) -> None:
             with self._at_once() as (driver, stream):
                 driver.copy_to_device(address, source, nbytes, stream)
-        finally:
-            vm.free(source, span)
+
+        through_mapping(master.fileno(), nbytes, copy)
 
     def fetch(self, spans: Sequence[Remote]) -> None:
         """Copy GPU memory of this process, after all its work. Blocks. Raises: DeviceFailed."""

@@ -12,7 +12,7 @@ from swapd.shared import vm
 from swapd.shared.board import Board
 from swapd.shared.protocol import Placement, Welcome
 from swapd_client.errors import DeviceFailed
-from swapd_client.memory.layout import Remote
+from swapd_client.memory.layout import Remote, through_mapping
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Place
 from swapd_client.session.gpu.card import Card
@@ -53,12 +53,10 @@ class Gpu(Processor):
         self.card.fetch(spans)
 
     def save(self, address: int, nbytes: int, fd: int) -> None:
-        span = vm.round_up(nbytes)
-        target = vm.map_shared(fd, 0, span, writable=True)
-        try:
+        def fetch(target: int) -> None:
             self.card.fetch([Remote(target, address, nbytes)])
-        finally:
-            vm.free(target, span)
+
+        through_mapping(fd, nbytes, fetch, writable=True)
 
     # --- work ----------------------------------------------------------------------------
 
