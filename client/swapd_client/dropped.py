@@ -70,7 +70,7 @@ def _begin(session: Session, work: Callable[[], object]) -> None:
         return
     done = threading.Event()
     _under_way.add(done)
-    _collected.put(partial(_start, work, done))
+    give_back_later(partial(_start, work, done))
 
 
 def _start(work: Callable[[], object], done: threading.Event) -> None:
@@ -115,9 +115,6 @@ class _Collected:
             _thread.start_new_thread(self._run, (self._queue,))
             self._is_running = True
 
-    def put(self, give_back: GiveBack) -> None:
-        self._queue.put(give_back)
-
     def flush(self) -> None:
         if self._is_running and threading.get_ident() != self._runs_in:
             done = threading.Event()
@@ -136,7 +133,7 @@ _collected = _Collected()
 
 def give_back_later(give_back: GiveBack) -> None:
     """Call `give_back()` in another thread. For finalizers: takes no lock."""
-    _collected.put(give_back)
+    _collected._queue.put(give_back)
 
 
 def await_given_back() -> None:

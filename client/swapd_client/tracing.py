@@ -26,7 +26,7 @@ from swapd_client.session.session import Session
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span, SpanContext, Tracer
+    from opentelemetry.trace import Span, Tracer
 
 log = logging.getLogger("swapd_client")
 
@@ -96,22 +96,17 @@ class Tracing:
         if self._wanted is False or (trace := sys.modules.get(API)) is None:
             return None
         try:
-            current = trace.get_current_span()
-            if current is trace.INVALID_SPAN and not self._wanted:
+            current = trace.get_current_span().get_span_context()
+            if current.is_valid and not current.trace_flags.sampled:
                 return None
-            return self._begun(names, current.get_span_context())
+            if not (self._wanted or current.is_valid):
+                return None
+            from opentelemetry import context
+
+            return Trace(self, names, context.get_current())
         except Exception as exc:  # noqa: BLE001 - foreign code, perhaps half imported
             self._warn(exc)
             return None
-
-    def _begun(self, names: tuple[str, ...], current: "SpanContext") -> Trace | None:
-        from opentelemetry import context
-
-        if current.is_valid and not current.trace_flags.sampled:
-            return None
-        if not (self._wanted or current.is_valid):
-            return None
-        return Trace(self, names, context.get_current())
 
     def hand_over(self, trace: Trace) -> None:
         """Have the spans made soon. Does not block, and raises nothing."""

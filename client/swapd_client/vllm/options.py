@@ -1,13 +1,13 @@
 """Options of a stage in `additional_config.swapd`; deploy/vllm-omni/README.md explains them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from math import isfinite
 from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
+from swapd.shared.text import meant
 from swapd.shared.units import parse_size
 from swapd_client.errors import InvalidArgument
 from swapd_client.offload import settings
@@ -138,11 +138,8 @@ def _check_slices(own: Mapping[str, Any], where: str) -> None:
 
 
 def _check_name(name: str, where: str) -> None:
-    if name in NAMES:
-        return
-    near = get_close_matches(name, NAMES, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(NAMES)}"
-    raise InvalidArgument(f"{where}.{name} is no option of swapd; {hint}")
+    if name not in NAMES:
+        raise InvalidArgument(f"{where}.{name} is no option of swapd; {meant(name, NAMES)}")
 
 
 def _size(value: Any) -> int:

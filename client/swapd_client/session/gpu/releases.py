@@ -42,10 +42,24 @@ class GpuWork:
         self._releases = releases
 
     def is_pending(self) -> bool:
-        return self._releases.is_pending(self.marks)
+        """Marks without an event do not count."""
+        try:
+            with self._releases.card.using() as driver:
+                return any(m.event is not None and not driver.query(m.event) for m in self.marks)
+        except DeviceFailed:
+            return False
 
     def is_over(self) -> bool:
-        return self._releases.is_over(self.marks)
+        """If so, the events are used again."""
+        try:
+            with self._releases.card.using() as driver:
+                if not all(m.event is not None and driver.query(m.event) for m in self.marks):
+                    return False
+                for mark in self.marks:
+                    self._releases.give(driver, mark.event)
+        except DeviceFailed:
+            return False  # the waiting thread gets and reports the same error
+        return True
 
 
 @dataclass(slots=True)
@@ -68,7 +82,7 @@ class Releases:
     """Ends leases when their work is done, in threads. Thread-safe."""
 
     def __init__(self, card: Card) -> None:
-        self._card = card
+        self.card = card
         self._lock = threading.Lock()
         self._lanes: dict[int, _Lane] = {}
         self._pending = 0
@@ -88,10 +102,10 @@ class Releases:
         they may be capturing by now.
         """
         try:
-            with self._card.using() as driver:
+            with self.card.using() as driver:
                 marks = self._marks(driver, streams, before.marks if before else (), queued)
         except DeviceFailed as exc:
-            self._card.complain(exc)
+            self.card.complain(exc)
             return None
         return GpuWork(self, marks) if marks else None
 
@@ -107,26 +121,6 @@ class Releases:
             if not self._hand_over(mark, ending):
                 self._see_over(mark, ending)
 
-    def is_pending(self, marks: Iterable[_Mark]) -> bool:
-        """Whether a mark has not passed. Marks without an event do not count."""
-        try:
-            with self._card.using() as driver:
-                return any(m.event is not None and not driver.query(m.event) for m in marks)
-        except DeviceFailed:
-            return False
-
-    def is_over(self, marks: Iterable[_Mark]) -> bool:
-        """Whether all marks are known to have passed; then their events are reused."""
-        try:
-            with self._card.using() as driver:
-                if not all(m.event is not None and driver.query(m.event) for m in marks):
-                    return False
-                for mark in marks:
-                    self._give(driver, mark.event)
-        except DeviceFailed:
-            return False  # the waiting thread gets and reports the same error
-        return True
-
     def drain(self, timeout_s: float) -> bool:
         with self._lock:
             return self._none_pending.wait_for(lambda: not self._pending, timeout_s)
@@ -140,7 +134,7 @@ class Releases:
             events, self._events = self._events, []
             done = not self._pending
         if events:
-            with suppress(DeviceFailed), self._card.using() as driver:
+            with suppress(DeviceFailed), self.card.using() as driver:
                 for event in events:
                     driver.destroy_event(event)
         return done
@@ -160,13 +154,13 @@ class Releases:
             if mark.event is None or not driver.query(mark.event):
                 marks[mark.stream] = mark
             else:
-                self._give(driver, mark.event)
+                self.give(driver, mark.event)
         for stream in dict.fromkeys((*queued, *streams)):
             latest = self._mark(driver, stream, was_queued=stream in queued)
             if latest is not None:
                 former = marks.get(latest.stream)
                 if former is not None and former.event is not None:
-                    self._give(driver, former.event)
+                    self.give(driver, former.event)
                 marks[latest.stream] = latest
         return list(marks.values())
 
@@ -195,7 +189,7 @@ class Releases:
                 return self._events.pop()
         return driver.event()
 
-    def _give(self, driver: Driver, event: Any) -> None:
+    def give(self, driver: Driver, event: Any) -> None:
         with self._lock:
             if not self._closed and len(self._events) < POOL:
                 self._events.append(event)
@@ -251,15 +245,15 @@ class Releases:
 
     def _await(self, mark: _Mark) -> None:
         try:
-            with self._card.using() as driver:
+            with self.card.using() as driver:
                 if mark.stream == ALL:
                     driver.settle()
                     return
                 event = mark.event or self._recorded_late(driver, LATER - mark.stream)
                 driver.synchronize(event)
-                self._give(driver, event)
+                self.give(driver, event)
         except DeviceFailed as exc:
-            self._card.complain(exc)  # then no work of this process is left
+            self.card.complain(exc)  # then no work of this process is left
 
     def _recorded_late(self, driver: Driver, stream: int) -> Any:
         """Record an event once that disturbs no capture."""
