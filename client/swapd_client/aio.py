@@ -8,9 +8,8 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from swapd.shared import protocol
@@ -94,7 +93,7 @@ def _unregister(client: Client, made: Component | list[Component]) -> None:
         unregister(client.leasing, component.name)
 
 
-class AsyncClient:
+class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     """A session with one daemon, used from one event loop. Made by `connect_async`.
 
     A cancelled call ends before its task does, and changes nothing. An attached model computes, and
@@ -132,12 +131,7 @@ class AsyncClient:
     def __repr__(self) -> str:
         return f"<AsyncClient session={self.session.welcome.session} at {self.session.endpoint}>"
 
-    async def __aenter__(self) -> "AsyncClient":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     register = _in_thread(Client.register, _unregister)
@@ -386,8 +380,6 @@ class Acquiring:
         self._lease = await self
         return await self._lease.__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: Any) -> None:
         assert self._lease is not None
-        await self._lease.__aexit__(kind, exc, tb)
+        await self._lease.__aexit__(*exc)

@@ -4,9 +4,8 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from swapd.shared import protocol
@@ -110,7 +109,7 @@ def connect(
         raise
 
 
-class Client:
+class Client(AbstractContextManager["Client"]):
     """A session with one daemon. May be used from any thread, but not across a fork.
 
     Made by `connect`. Call `close`, or use it in a `with` block: its components then become private
@@ -147,12 +146,7 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client session={self.session.welcome.session} at {self.session.endpoint}>"
 
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def register(

@@ -298,10 +298,9 @@ class Leases:
         if not self._processor.drain(DRAIN_S):
             log.warning(
                 "GPU work under released leases (of %s) did not end within %g s: the "
-                "client closes all the same, and the work's results are invalid. %s",
+                "client closes all the same, and the work's results are invalid",
                 _listed({name for record in self for name in record.names}),
                 DRAIN_S,
-                self._processor,
             )
 
     # --- what happens to all of them -----------------------------------------------------

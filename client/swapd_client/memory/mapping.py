@@ -107,10 +107,6 @@ class Range(place.Place):
         self._process = os.getpid()
         self._uses = Uses() if before is None else before._give_up(self)
 
-    def __repr__(self) -> str:
-        where = "in" if self.shown else "out"
-        return f"<Range {self.address:#x} {self.nbytes} B {where} gen={self.generation}>"
-
     @property
     def on_chunks(self) -> bool:
         return not (self._hidden or self._private)

@@ -39,6 +39,11 @@ class Place:
         #: Held while the memory changes. Re-entrant: a signal handler may acquire.
         self.lock: Any = threading.RLock()
 
+    def __repr__(self) -> str:
+        where = "in" if self.shown else "out"
+        name = type(self).__name__
+        return f"<{name} {self.address:#x} {self.nbytes} B {where} gen={self.generation}>"
+
     @property
     def on_chunks(self) -> bool:
         """Whether the daemon's chunks are accessible at the range."""

@@ -154,9 +154,7 @@ class Attachment(AbstractContextManager["Attachment"]):
     def __str__(self) -> str:
         return self.summary
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.detach()
 
     def use(self, *what: str | torch.nn.Module) -> Use:

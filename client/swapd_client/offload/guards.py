@@ -139,9 +139,6 @@ class Guard(Marker):
         module._state_dict_hooks.move_to_end(self._handles[0].id, last=False)
         self._handles.append(module.register_load_state_dict_post_hook(self._loaded))
 
-    def __repr__(self) -> str:
-        return f"<Guard of a {type(self.module).__name__} for {self.weights}>"
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "Guard":
         return self  # a class that copies attributes by hand gets the guard; the copy then drops it
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swapd_client.offload.hooks import BlockHooks
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PassHold:
     """A pass through a streamed component.
 
@@ -31,9 +31,6 @@ class PassHold:
     everything: ComponentHold
     hooks: "BlockHooks"
     uses: set[Entry] = field(default_factory=set)
-
-    def __repr__(self) -> str:
-        return f"<PassHold {self.stream.family}>"
 
     @property
     def client(self) -> AttachClient:
@@ -82,10 +79,6 @@ class BlockHold:
         self._number = number
         #: The component that it holds beside the pass.
         self.names = () if number is None else (whole.stream.parts[number],)
-
-    def __repr__(self) -> str:
-        what = "a layer" if self._number is None else f"block {self._number}"
-        return f"<BlockHold {what} of {self._whole}>"
 
     def take(self, scope: Scope, count: Count) -> None:
         whole, number = self._whole, self._number

@@ -77,7 +77,7 @@ class Holdable(Protocol):
     def has_any(self, client: AttachClient, names: Collection[str]) -> bool: ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ComponentHold:
     is_lease = True
     client: AttachClient
@@ -87,9 +87,6 @@ class ComponentHold:
     #: What was acquired after this the last time, and the session that was told so.
     next: "weakref.ref[ComponentHold] | None" = None
     told: weakref.ref[Session] | None = None
-
-    def __repr__(self) -> str:
-        return f"<ComponentHold {' + '.join(self.names)}>"
 
     def take(self, scope: "Scope", count: Count) -> None:
         lease = self.lease()
@@ -154,9 +151,6 @@ class Scope:
         with _registering:
             _scopes.add(self)
         self._process = os.getpid()
-
-    def __repr__(self) -> str:
-        return f"<Scope {self.counts}>"
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
         # the thread ended while it held something. In a forked child, leases belong to the parent

@@ -55,10 +55,6 @@ class Stream:
         self._noted: tuple[Placement, ...] = ()
         self._local = threading.local()
 
-    def __repr__(self) -> str:
-        transient = sum(self._transient.values())
-        return f"<Stream {self.family}: {len(self.parts)} blocks, {transient} pass through>"
-
     @property
     def is_private(self) -> bool:
         return self.everything[0] not in self.client.session.components

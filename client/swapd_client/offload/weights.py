@@ -91,9 +91,6 @@ class ComponentWeights:
         self._addresses = [part.address for part in self._components]
         self._hold = hold or (lambda: client.leasing.take(tuple(part.name for part in components)))
 
-    def __repr__(self) -> str:
-        return f"<ComponentWeights {self.name}>"
-
     def covers(self, tensor: torch.Tensor) -> bool:
         return any(self._owner(start_of(one)) is not None for _, one in leaves("", tensor))
 

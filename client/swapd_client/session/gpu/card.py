@@ -53,9 +53,6 @@ class Card:
         #: Whether a range is, or may become, private memory, which stays for good.
         self.has_private = False
 
-    def __repr__(self) -> str:
-        return f"<Card {self._name} {self._uuid} {self._driver or 'not opened'}>"
-
     @property
     def opened(self) -> bool:
         return self._driver is not None

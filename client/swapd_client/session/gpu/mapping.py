@@ -50,10 +50,6 @@ class GpuRange(Place):
         self._to_forbid = 0
         self._private = False
 
-    def __repr__(self) -> str:
-        where = "in" if self.shown else "out"
-        return f"<GpuRange {self.address:#x} {self.nbytes} B {where} gen={self.generation}>"
-
     @property
     def on_chunks(self) -> bool:
         return bool(self._mapped)
