@@ -6,7 +6,6 @@ costs only spans. The daemon needs no OpenTelemetry: the reply to a `traced` acq
 already imported it.
 """
 
-import logging
 import queue
 import sys
 import threading
@@ -22,13 +21,12 @@ from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd.shared.system import LimitError, start
 from swapd_client.errors import BY_CODE, SwapdError
+from swapd_client.log import log
 from swapd_client.session.session import Session
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer
-
-log = logging.getLogger("swapd_client")
 
 API = "opentelemetry.trace"
 #: Key in a context: spans of further requests to link.

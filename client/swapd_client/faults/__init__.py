@@ -4,16 +4,14 @@ A table has a message for each component; `handler.py` prints them.
 """
 
 import ctypes
-import logging
 import os
 import signal
 
 from swapd.shared import vm
 from swapd_client.errors import InvalidArgument
 from swapd_client.faults.handler import ROW_BYTES, TEXT_MAX_BYTES, Handler, runs_here
+from swapd_client.log import log
 from swapd_client.memory import ranges
-
-log = logging.getLogger("swapd_client")
 
 #: Further components are not explained.
 ROWS_MAX = 16_384

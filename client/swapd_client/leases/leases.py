@@ -4,7 +4,6 @@ Maps and unmaps chunks as leases come and go, waits for arrivals, and ends lease
 threads. Messages to the daemon are each client's own.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,11 +15,10 @@ from swapd_client.errors import DaemonGone, SessionEnded, SessionFenced, SwapdEr
 from swapd_client.leases.arrivals import Arrival, Arrivals
 from swapd_client.leases.book import Record
 from swapd_client.leases.marks import Marks
+from swapd_client.log import log
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
 from swapd_client.session.processor import Processor, Work
-
-log = logging.getLogger("swapd_client")
 
 DRAIN_S = 60.0
 

@@ -1,7 +1,6 @@
 """Attaches a model: finds its components, registers them, installs hooks. Errors undo all of it."""
 
 import itertools
-import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from swapd.shared.units import size
 from swapd_client import dropped
 from swapd_client.covered import to_its_end
 from swapd_client.errors import DuplicateName, InvalidArgument, InvalidSource, SwapdError, TooLarge
+from swapd_client.log import log
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.offload import find, hooks, ownership, strategy, tools
 from swapd_client.offload.attach_barrier import without_calls
@@ -87,9 +87,6 @@ def _check_names(flags: Mapping[str, Any]) -> None:
     for name in flags.keys() - set(NAMES):
         if near := get_close_matches(name, own, n=1):
             raise InvalidArgument(f"attach({name}=...): did you mean {near[0]}=?")
-
-
-log = logging.getLogger("swapd_client")
 
 
 def attach(client: AttachClient, model: object, arguments: Arguments) -> Attachment:

@@ -6,7 +6,6 @@ Suspended generators and coroutines are on no thread's stack, so `attach` does n
 """
 
 import gc
-import logging
 import sys
 import threading
 import time
@@ -16,10 +15,9 @@ from types import FrameType
 from torch.nn import Module
 
 from swapd_client.errors import InUse
+from swapd_client.log import log
 from swapd_client.offload.hooks import Hook, hook_of
 from swapd_client.offload.scope import here
-
-log = logging.getLogger("swapd_client")
 
 #: Limited, since a thread in a call may be waiting for the thread that attaches.
 PATIENCE_S = 30.0

@@ -1,6 +1,5 @@
 """An attached model: its components, leases on them, edits of weights, `refresh` and `detach`."""
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -20,6 +19,7 @@ from swapd_client.errors import (
     SwapdError,
     UnknownComponent,
 )
+from swapd_client.log import log
 from swapd_client.offload import growth, tools
 from swapd_client.offload.guards import writable
 from swapd_client.offload.holdables import BlockHold, PassHold
@@ -29,8 +29,6 @@ from swapd_client.offload.scope import ComponentHold, Entry, Holdable, Scope, he
 from swapd_client.offload.stream import Stream
 from swapd_client.offload.update_barrier import quiet
 from swapd_client.registration import refuse_in_use, unregister
-
-log = logging.getLogger("swapd_client")
 
 #: Held while hooks are installed or removed: loaders that patch torch's registration for the whole
 #: process must not see it half done.

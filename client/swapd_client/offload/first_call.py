@@ -6,7 +6,6 @@ does not hold, swapd loads them, and from then on the method that made the read 
 runs.
 """
 
-import logging
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from torch.nn import Module
 from torch.utils import _python_dispatch as modes
 
 from swapd_client.errors import Deadlock, SwapdError, TooLarge
+from swapd_client.log import log
 from swapd_client.offload import dynamo
 from swapd_client.offload.copies import Method, ToUndo
 from swapd_client.offload.dynamo import uncompiled, when_imported
@@ -27,8 +27,6 @@ from swapd_client.offload.hooks import wrap
 from swapd_client.offload.outputs import LATER, tensors_in
 from swapd_client.offload.scope import Entry, here, thread
 from swapd_client.offload.update_barrier import tell
-
-log = logging.getLogger("swapd_client")
 
 
 class ReadPart(NamedTuple):

@@ -6,7 +6,6 @@ without the hooks are refused: a `torch.fx` trace takes over modules and paramet
 DistributedDataParallel and FSDP read and write all weights in their constructors.
 """
 
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -20,12 +19,11 @@ from torch.nn import Module
 from torch.nn.modules import module as torchs
 
 from swapd_client.errors import NotWhileAttached
+from swapd_client.log import log
 from swapd_client.offload import tools
 from swapd_client.offload.copies import ToUndo
 from swapd_client.offload.dynamo import uncompiled
 from swapd_client.offload.ownership import components_at, own_parameters
-
-log = logging.getLogger("swapd_client")
 
 
 @dataclass(eq=False)

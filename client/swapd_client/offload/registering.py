@@ -1,7 +1,6 @@
 """Moves a model's weights into swapd: each piece as one component, or as a family of blocks."""
 
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
@@ -11,6 +10,7 @@ from torch.nn import Module, ModuleList
 
 from swapd.shared import protocol, vm
 from swapd_client.errors import DuplicateName, InvalidSource, SwapdError, TooLarge
+from swapd_client.log import log
 from swapd_client.memory import dlpack
 from swapd_client.memory.component import Component
 from swapd_client.memory.movable import nbytes_of
@@ -25,8 +25,6 @@ from swapd_client.offload.ownership import Ownership, TensorGroup
 from swapd_client.offload.strategy import Sharing
 from swapd_client.offload.stream import Stream
 from swapd_client.registration import unregister
-
-log = logging.getLogger("swapd_client")
 
 
 @dataclass(eq=False)

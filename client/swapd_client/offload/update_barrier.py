@@ -6,16 +6,14 @@ not wait for `use` blocks or for generators between two steps: a thread inside o
 for the thread that changes the weights.
 """
 
-import logging
 import os
 import threading
 from collections.abc import Collection, Generator, Mapping
 
 from swapd_client.covered import covered_block, to_its_end
+from swapd_client.log import log
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.scope import Scope, here, is_of, scopes
-
-log = logging.getLogger("swapd_client")
 
 #: Seconds until a waiting change logs the threads it waits for.
 _SAY_AFTER_S = 10.0

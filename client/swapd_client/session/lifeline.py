@@ -1,7 +1,6 @@
 """The client's end of the lifeline: the socket, the handshake, and the thread that reads it."""
 
 import errno
-import logging
 import os
 import select
 import socket
@@ -25,9 +24,8 @@ from swapd_client.errors import (
     VersionMismatch,
     from_refusal,
 )
+from swapd_client.log import log
 from swapd_client.session.endpoint import find, not_answering, open_lifeline
-
-log = logging.getLogger("swapd_client")
 
 #: Default seconds to wait for the daemon's answer to the hello.
 ANSWER_S = 30.0

@@ -2,7 +2,6 @@
 their ranges; `unbinding.py` has the way back. `registration.py` sends the requests in between.
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
@@ -16,6 +15,7 @@ from swapd_client.errors import (
     InvalidSource,
     UnknownComponent,
 )
+from swapd_client.log import log
 from swapd_client.memory import place, ranges
 from swapd_client.memory.layout import InMemory, Layout, OtherBytes, Segments
 from swapd_client.memory.part import Claim, Part
@@ -25,8 +25,6 @@ from swapd_client.session.endpoint import need_descriptors
 from swapd_client.session.life import Life, Masters, Told
 from swapd_client.session.processor import Processor
 from swapd_client.session.unbinding import Unbinding
-
-log = logging.getLogger("swapd_client")
 
 MASTER_DESCRIPTORS = 4
 

@@ -7,9 +7,8 @@ is `diffusion.DiffusionExtension`. This module imports neither vLLM nor torch.
 
 import logging
 
+from swapd_client.log import log
 from swapd_client.vllm import versions
-
-log = logging.getLogger("swapd_client")
 
 
 def register() -> None:

@@ -3,17 +3,15 @@
 Imports neither torch nor vLLM: `swapd plan` uses it.
 """
 
-import logging
 from contextlib import suppress
 from math import prod
 from pathlib import Path
 
 from swapd.shared.documents import read_json
 from swapd_client.errors import InvalidSource
+from swapd_client.log import log
 from swapd_client.weights import safetensors
 from swapd_client.weights.safetensors import Stored
-
-log = logging.getLogger("swapd_client")
 
 #: Tensor prefixes in the files of stages whose tensors do not all begin with the stage's name.
 _PREFIXES = {"code2wav": ("code2wav.", "token2wav.")}

@@ -3,14 +3,12 @@
 swapd takes them over from vllm-omni as its own options of the same names.
 """
 
-import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from swapd_client.errors import InvalidArgument
+from swapd_client.log import log
 from swapd_client.vllm.options import KEY, Options, options_of
-
-log = logging.getLogger("swapd_client")
 
 #: Flags, with the mode and components of a `diffusion_offload_config` that means the same.
 _FLAGS: Mapping[str, tuple[str, set[str]]] = {

@@ -1,6 +1,5 @@
 """A diffusion pipeline's weights in swapd: its components, and how they share the GPU."""
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
@@ -21,6 +20,7 @@ from swapd_client.errors import (
     SessionFenced,
     TooLarge,
 )
+from swapd_client.log import log
 from swapd_client.offload import find
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.scope import kept_between_calls
@@ -28,8 +28,6 @@ from swapd_client.offload.strategy import Kind
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.room import check_others
-
-log = logging.getLogger("swapd_client")
 
 #: In `cpu_offload_components`: the whole pipeline, as one component.
 WHOLE = "."

@@ -14,7 +14,6 @@ first such block on.
 """
 
 import copy
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -25,6 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput
 
+from swapd_client.log import log
 from swapd_client.tracing import are_provided
 from swapd_client.vllm.kv import note, steps_of
 from swapd_client.vllm.ranks import ranks_of
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 else:
     _Above = object
-
-log = logging.getLogger("swapd_client")
 
 #: Makes the message to a scheduler about a step; None if all of the step counts.
 StepVerdict = Callable[[], KVConnectorOutput | None]

@@ -7,7 +7,6 @@ one, because attention has no cache yet. Floating-point inputs are random, becau
 often computes zeros, and zero times anything is zero.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -19,12 +18,11 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from swapd_client.errors import SwapdError
+from swapd_client.log import log
 from swapd_client.memory.movable import leaves
 from swapd_client.offload.copies import start_of
 from swapd_client.vllm.eager import eager
 from swapd_client.vllm.kernel_tensors import INPUT, aliases_of, width_of
-
-log = logging.getLogger("swapd_client")
 
 #: Seed of the random inputs; equal for all ranks of a stage.
 _SEED = 20

@@ -5,7 +5,6 @@ warmed up; other stages wait, and hold nothing meanwhile. The ranks of a stage a
 their daemons, so two stages on two GPUs never wait for each other.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,10 +13,9 @@ from types import ModuleType
 from swapd_client.client import Client
 from swapd_client.errors import SwapdError, Timeout
 from swapd_client.lease import Lease
+from swapd_client.log import log
 from swapd_client.vllm.ranks import daemon_at
 from swapd_client.vllm.stage.connection import connect_to_start
-
-log = logging.getLogger("swapd_client")
 
 
 class StartTurn:

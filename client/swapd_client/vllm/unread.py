@@ -10,7 +10,6 @@ Only stages of one rank start so, with layers that vLLM declares complete withou
 (`supports_pre_processed_weights`).
 """
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -28,13 +27,12 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 import swapd_client
 from swapd.shared.protocol import Status
 from swapd_client.errors import InvalidSource
+from swapd_client.log import log
 from swapd_client.vllm.fingerprint import fingerprint, hashed
 from swapd_client.vllm.kept import Content, has_all
 from swapd_client.vllm.kernel_tensors import found_in, packed_bytes
 from swapd_client.vllm.options import KEY
 from swapd_client.weights.safetensors import File
-
-log = logging.getLogger("swapd_client")
 
 #: To be increased when the plugin makes other bytes of the same files.
 READER = 1

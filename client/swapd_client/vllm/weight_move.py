@@ -1,6 +1,5 @@
 """The move of a stage's weights into swapd, and the check that it computes the same."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
@@ -9,12 +8,11 @@ import torch
 from torch.nn import Module
 
 from swapd.shared.units import size
+from swapd_client.log import log
 from swapd_client.vllm import kernel_tensors
 from swapd_client.vllm.eager import eager
 from swapd_client.vllm.kernel_tensors import Candidates
 from swapd_client.vllm.selfcheck import Around, Context, Hold, OldMemory, RecordedCalls, nothing
-
-log = logging.getLogger("swapd_client")
 
 #: Least share of a stage's bytes that must be in swapd.
 ENOUGH = 0.95

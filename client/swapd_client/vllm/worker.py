@@ -3,7 +3,6 @@
 vLLM calls a worker's methods one after the other, in one thread.
 """
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,12 +18,11 @@ from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
 from swapd.shared import config
 from swapd_client.errors import SessionFenced, SwapdError
+from swapd_client.log import log
 from swapd_client.vllm import refusals, scheduler
 from swapd_client.vllm.ranks import ranks_of
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.worker_start import WorkerStart, during
-
-log = logging.getLogger("swapd_client")
 
 
 # vLLM's own method raises if this version does not have it

@@ -1,7 +1,6 @@
 """How the worker of an AR or generation stage starts: loading, memory accounting, warm-up."""
 
 import gc
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +15,7 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.offloader.base import NoopOffloader, set_offloader
 from vllm.v1.worker import gpu_worker
 
+from swapd_client.log import log
 from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, scheduler, versions
 from swapd_client.vllm.kept import Unfound
 from swapd_client.vllm.neighbours import neighbours_of
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as _Above
 else:
     _Above = object
-
-log = logging.getLogger("swapd_client")
 
 #: Tokens of the dummy forward that checks a stage's layers.
 DUMMY_TOKENS = 2

@@ -3,16 +3,14 @@
 Parameters become views of the component. Buffers stay private, because forward may write to them.
 """
 
-import logging
 from collections.abc import Collection, Mapping
 
 import torch
 
 from swapd_client.errors import InvalidSource
+from swapd_client.log import log
 from swapd_client.memory.movable import check_dense
 from swapd_client.weights.safetensors import listed
-
-log = logging.getLogger("swapd_client")
 
 _Place = tuple[dict[str, torch.nn.Parameter | None], str]
 

@@ -4,7 +4,6 @@ All of it changes in one step, once everything is written. No torch: the layout 
 their places.
 """
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,15 +11,13 @@ from typing import Any
 from swapd.shared import protocol
 from swapd.shared.fds import OwnedFd
 from swapd_client.errors import InvalidArgument, InvalidSource, SwapdError
+from swapd_client.log import log
 from swapd_client.memory import ranges
 from swapd_client.memory.layout import through_mapping
 from swapd_client.memory.part import Part
 from swapd_client.memory.sources import extent_of
 from swapd_client.session.disabled import Disabled
 from swapd_client.session.session import Call, Session
-
-log = logging.getLogger("swapd_client")
-
 
 #: A component, and a function that writes new values at a given address of its bytes.
 _Change = tuple[Part, Callable[[int], None]]

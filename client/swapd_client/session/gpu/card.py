@@ -1,6 +1,5 @@
 """The daemon's GPU in this process: opened when first needed, with its imported chunks."""
 
-import logging
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,11 +14,10 @@ from swapd.shared.protocol import Welcome
 from swapd.shared.system import LimitError, start
 from swapd.shared.units import size
 from swapd_client.errors import DeviceFailed, OutOfMemory
+from swapd_client.log import log
 from swapd_client.memory.layout import Remote, through_mapping
 from swapd_client.session.gpu import fetching
 from swapd_client.session.life import Files
-
-log = logging.getLogger("swapd_client")
 
 #: For all but chunks: the process's descriptors, and the driver's.
 SPARE_DESCRIPTORS = 256

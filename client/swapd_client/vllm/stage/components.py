@@ -1,6 +1,5 @@
 """A stage's components in swapd: their registration, and the components of each call."""
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from swapd.shared.protocol import REST, part_name
 from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import DuplicateName, TooLarge
+from swapd_client.log import log
 from swapd_client.memory.part import Part
 from swapd_client.registration import register_again
 from swapd_client.session.session import Session
@@ -22,8 +22,6 @@ from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.kv_cache import KvTerms, StageCache
 from swapd_client.vllm.stage.room import lendable
 from swapd_client.vllm.stage.segments import Layers
-
-log = logging.getLogger("swapd_client")
 
 
 class StageComponents:

@@ -1,6 +1,5 @@
 """The daemon of a stage; or the stage alone, with its weights in private memory."""
 
-import logging
 import os
 import warnings
 from pathlib import Path
@@ -9,10 +8,9 @@ from threading import Event
 import swapd_client
 from swapd_client.client import Client
 from swapd_client.errors import NotRunning, SessionEnded, SwapdError
+from swapd_client.log import log
 from swapd_client.rejoining import refuse_another_device
 from swapd_client.vllm.ranks import Ranks
-
-log = logging.getLogger("swapd_client")
 
 
 class Stopped(SwapdError, RuntimeError):

@@ -9,7 +9,6 @@ number of the loss. For others `lost_blocks.py` tracks the lost blocks, and whic
 has read. Each of several ranks has a part of every block, so the losses of all ranks count.
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
@@ -18,11 +17,10 @@ from swapd.shared.text import counted
 from swapd.shared.units import seconds
 from swapd_client.errors import SwapdError
 from swapd_client.lease import Lease
+from swapd_client.log import log
 from swapd_client.memory.component import Component
 from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.lost_blocks import LostBlocks, RequestStep
-
-log = logging.getLogger("swapd_client")
 
 #: The option `kv`.
 Fate = Literal["private", "drop", "auto", "save"]

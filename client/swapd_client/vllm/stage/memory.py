@@ -1,6 +1,5 @@
 """The device memory of a stage: a workspace to load in, its weights, its KV cache."""
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,6 +15,7 @@ from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, InvalidSource, SessionEnded, TooLarge
 from swapd_client.lease import Lease
+from swapd_client.log import log
 from swapd_client.memory.movable import is_wrapper, leaves
 from swapd_client.offload.weights import ComponentWeights
 from swapd_client.vllm import layers
@@ -26,8 +26,6 @@ from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.kv_cache import Busy, KvTerms
 from swapd_client.vllm.stage.room import check_turn, lendable
 from swapd_client.vllm.stage.turns import Turns
-
-log = logging.getLogger("swapd_client")
 
 #: Seconds to wait until swapd has the workspace back, and between two checks.
 RETURN_S = 10.0

@@ -5,7 +5,6 @@ thread joins under the gate's lock, and a new call waits for it. So within one c
 has a daemon or not, except that a daemon may die at any time.
 """
 
-import logging
 import os
 import threading
 import time
@@ -15,12 +14,11 @@ from swapd.shared.runtime_dir import LIFELINE
 from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import NotRunning, SessionEnded, Timeout
+from swapd_client.log import log
 from swapd_client.vllm.stage.components import sizes_of
 from swapd_client.vllm.stage.connection import close, connect
 from swapd_client.vllm.stage.room import check_others
 from swapd_client.vllm.stage.turns import Turns
-
-log = logging.getLogger("swapd_client")
 
 #: Seconds between two checks for a daemon, and at most between two requests to a daemon that has
 #: refused the stage.

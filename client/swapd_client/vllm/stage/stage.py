@@ -4,7 +4,6 @@
 leases, `memory.py` moves weights and cache, `connection.py` has the daemon, `gate.py` the calls.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from torch.nn import Module
 import swapd_client
 from swapd_client.client import Client
 from swapd_client.errors import Conflict, SwapdError
+from swapd_client.log import log
 from swapd_client.vllm import gpus
 from swapd_client.vllm.eager import eager
 from swapd_client.vllm.neighbours import ALONE, Neighbours
@@ -26,8 +26,6 @@ from swapd_client.vllm.stage.connection import Connection, close, connect_to_sta
 from swapd_client.vllm.stage.memory import StageMemory
 from swapd_client.vllm.stage.rejoining import Rejoining
 from swapd_client.vllm.stage.turns import Turns
-
-log = logging.getLogger("swapd_client")
 
 #: The tags of vLLM's sleep mode.
 EVERYTHING = ("weights", "kv_cache")

@@ -6,7 +6,6 @@ number doubles each time for the request, so that the two do not change places a
 that is small enough to stay beside the largest keeps its lease.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,8 +14,6 @@ from swapd.shared import vm
 from swapd.shared.protocol import Status
 from swapd_client.errors import SwapdError
 from swapd_client.vllm.stage.connection import Connection
-
-log = logging.getLogger("swapd_client")
 
 #: Seconds without a step after which a stage has no step to take, even if there are chunks, which
 #: nothing fetches. Longer than a busy machine delays a thread.

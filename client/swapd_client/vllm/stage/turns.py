@@ -7,7 +7,6 @@ step are acquired at once, so that no stage holds a part and waits for the rest.
 During a call the lease belongs to the call's thread; otherwise to the holder of the gate's lock.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from swapd.shared.text import counted
 from swapd.shared.units import seconds
 from swapd_client.errors import ClientClosed, SessionEnded, SessionFenced, SwapdError, Timeout
 from swapd_client.lease import Lease
+from swapd_client.log import log
 from swapd_client.tracing import in_traces_of
 from swapd_client.vllm.neighbours import Neighbours
 from swapd_client.vllm.options import Options
@@ -26,8 +26,6 @@ from swapd_client.vllm.stage.keeping import StageKeeping
 from swapd_client.vllm.stage.segments import Segments
 from swapd_client.vllm.stage.streaming import ChunkStreaming
 from swapd_client.vllm.stage.window import Window
-
-log = logging.getLogger("swapd_client")
 
 #: Seconds without a step after which a stage gives back a wanted lease.
 IDLE_S = 0.05
