@@ -9,7 +9,6 @@ from asyncio import CancelledError
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, suppress
 from functools import wraps
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -75,9 +74,7 @@ class _CoveredBlock(AbstractContextManager[None]):
             raise
 
     @covered
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             next(self._steps, None)
         except BaseException:

@@ -3,10 +3,9 @@
 import asyncio
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from threading import get_ident
 from time import monotonic
-from types import TracebackType
 from typing import Any
 from weakref import ref
 
@@ -179,9 +178,7 @@ class Lease(BaseLease):
             raise
 
     @covered
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, where: object) -> None:
         try:
             with suppress(SessionEnded, DeviceFailed) if exc is not None else nullcontext():
                 self.release()
@@ -314,7 +311,7 @@ def hold_kept(lease: Lease) -> bool:
     return True
 
 
-class AsyncLease(BaseLease):
+class AsyncLease(BaseLease, AbstractAsyncContextManager["AsyncLease"]):
     """As `swapd_client.Lease`; belongs to the task that took it. `release` never blocks."""
 
     def __init__(
@@ -365,11 +362,6 @@ class AsyncLease(BaseLease):
         if problem is not None:
             raise problem
 
-    async def __aenter__(self) -> "AsyncLease":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
         with suppress(SessionEnded, DeviceFailed) if exc is not None else nullcontext():
             self.release()

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,9 +56,7 @@ class Trace(msgspec.Struct, eq=False):
         self.sent = time.monotonic()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, where: object) -> None:
         self.ended = time.monotonic()
         if exc is not None:
             said = str(exc) if isinstance(exc, SwapdError) else ""

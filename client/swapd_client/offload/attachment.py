@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 
 import torch
 
@@ -90,11 +89,7 @@ class Use:
 
     @covered
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-        mine: Sequence[Entry] = (),
+        self, kind: object, exc: BaseException | None, where: object, mine: Sequence[Entry] = ()
     ) -> None:
         try:
             mine = self._last()

@@ -11,12 +11,10 @@ from swapd.shared.documents import read_json
 from swapd_client.errors import InvalidSource
 from swapd_client.log import log
 from swapd_client.weights import safetensors
-from swapd_client.weights.safetensors import Stored
+from swapd_client.weights.safetensors import CAST, Stored
 
 #: Tensor prefixes in the files of stages whose tensors do not all begin with the stage's name.
 _PREFIXES = {"code2wav": ("code2wav.", "token2wav.")}
-#: Types that vLLM casts to the model's own.
-_CAST = ("F16", "BF16", "F32", "F64")
 #: Tensors of other stages that a stage loads too, by `model_type` in config.json and the stage.
 BORROWED = {("qwen2_5_omni", "talker"): ("thinker.model.embed_tokens",)}
 
@@ -25,7 +23,7 @@ def nbytes_of(model: str, stage: str, item_bytes: int = 0) -> int | None:
     """None: unknown. `item_bytes`: size of the model's dtype, to which vLLM casts floats."""
     if (tensors := tensors_of(model, stage)) is None:
         return None
-    cast = _CAST if item_bytes else ()
+    cast = CAST if item_bytes else ()
     return sum(prod(one.shape) * item_bytes if one.dtype in cast else one.nbytes for one in tensors)
 
 

@@ -43,8 +43,6 @@ DTYPES = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
-#: Dtypes that are cast. Other numbers have another meaning, or scales beside them.
-CAST = {"F16", "BF16", "F32", "F64"}
 
 #: Bytes that one thread fills before it takes more, and before each report.
 _STEP_BYTES = 16 << 20

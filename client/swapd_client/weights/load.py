@@ -17,9 +17,9 @@ from swapd_client.memory.layout import Packer, Ready, Segments, Spans, by_segmen
 from swapd_client.memory.movable import extent
 from swapd_client.memory.tensors import Placed, PlacedTensors
 from swapd_client.weights import contents
-from swapd_client.weights.contents import CAST, DTYPES, Progress, WantedTensor
+from swapd_client.weights.contents import DTYPES, Progress, WantedTensor
 from swapd_client.weights.into import Into, Slots
-from swapd_client.weights.safetensors import Files, Stored, open_all
+from swapd_client.weights.safetensors import CAST, Files, Stored, open_all
 
 #: The new name of a file's tensor; None leaves the tensor out.
 Rename = Callable[[str], str | None]

@@ -28,6 +28,8 @@ ITEM_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
+#: Dtypes that may be cast. Other numbers have another meaning, or scales beside them.
+CAST = frozenset(("F16", "BF16", "F32", "F64"))
 #: A larger length means that the bytes are no header.
 HEADER_MAX_BYTES = 100 << 20
 
