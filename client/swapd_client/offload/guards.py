@@ -37,8 +37,8 @@ from swapd_client.offload.weights import ComponentWeights, CopiesByOwner, Covere
 
 _GUARD = "_swapd_guard"
 
-#: All weights that have guards; a new tuple at each change, for other threads.
-_guarded: tuple[weakref.ref[ComponentWeights], ...] = ()
+#: All weights that have guards. `keyrefs` may be listed while other threads add some.
+_guarded: "weakref.WeakKeyDictionary[ComponentWeights, None]" = weakref.WeakKeyDictionary()
 
 
 def guard(module: Module, weights: ComponentWeights, to_undo: ToUndo) -> None:
@@ -49,23 +49,18 @@ def guard(module: Module, weights: ComponentWeights, to_undo: ToUndo) -> None:
     modules = list(module.modules())
 
     def undo() -> None:
-        _set_guarded(one for one in _living() if one is not weights)
+        _guarded.pop(weights, None)
         for one in filter(None, map(guard_of, modules)):
             one.forget(weights)
 
     to_undo(undo)
     for one in modules:
         (guard_of(one) or Guard(one)).weights.append(weights)
-    _set_guarded([*_living(), weights])
+    _guarded[weights] = None
 
 
 def _living() -> list[ComponentWeights]:
-    return [one for weights in _guarded if (one := weights()) is not None]
-
-
-def _set_guarded(weights: Iterable[ComponentWeights]) -> None:
-    global _guarded
-    _guarded = tuple(map(weakref.ref, weights))
+    return [one for weights in _guarded.keyrefs() if (one := weights()) is not None]
 
 
 def guard_of(module: Module) -> "Guard | None":

@@ -148,8 +148,7 @@ class Scope:
         #: The holdable of a beginning call, until the call is an entry; see `update_barrier.py`.
         self.begins: Holdable | None = None
         self.thread = threading.get_ident()
-        with _registering:
-            _scopes.add(self)
+        _scopes[self] = None
         self._process = os.getpid()
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
@@ -316,22 +315,12 @@ def kept_between_calls(client: AttachClient, within_s: float) -> Generator[None,
         to_its_end(request.end)
 
 
-_scopes: "weakref.WeakSet[Scope]" = weakref.WeakSet()
-_registering = threading.Lock()
+#: `keyrefs` may be listed while other threads add some.
+_scopes: "weakref.WeakKeyDictionary[Scope, None]" = weakref.WeakKeyDictionary()
 
 
 def scopes() -> list[Scope]:
-    with _registering:
-        return list(_scopes)
-
-
-def _in_child() -> None:
-    """Replace the lock, which another thread of the parent may have held."""
-    global _registering
-    _registering = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_in_child)
+    return [scope for ref in _scopes.keyrefs() if (scope := ref()) is not None]
 
 
 class _ThreadScope(threading.local):
