@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -308,9 +308,7 @@ class AsyncLeasing:
     async def acquire(self, asked: Asked) -> AsyncLease:
         """As `Leasing.acquire`, for the running task."""
         trace = self._blocking.tracing.begin(asked.names)
-        if trace is None:
-            return await self._acquire(asked, None)
-        with trace:
+        with trace or nullcontext():
             return await self._acquire(asked, trace)
 
     async def _acquire(self, asked: Asked, trace: Trace | None) -> AsyncLease:

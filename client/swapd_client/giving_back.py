@@ -124,7 +124,7 @@ class GivingBack:
         channel = self._factory.channel()
         for _, release in self._recent.copy():
             channel.send(release)
-        for request in channel.unheard_elsewhere():
+        for request in self._factory.unheard(channel):
             if isinstance(request, protocol.Release):
                 channel.send(request)
 

@@ -19,13 +19,11 @@ class Telling:
 
     def look(self) -> None:
         """Called in the waiting thread, from time to time and when a reply has come."""
-        number = self._request.id
         if not self._is_asked:
             self._is_asked = True
             self._channel.ask(self._request)
-        elif (reply := self._channel.answer(number)) is not None:
+        elif (reply := self._channel.collect(self._request.id, within_s=0.0)) is not None:
             self._is_asked = False
-            self._channel.drop(number)
             if isinstance(reply, Forecast):  # else the acquire was granted meanwhile
                 self._progress(reply)
 

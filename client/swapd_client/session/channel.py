@@ -133,9 +133,10 @@ class ChannelFactory:
             self._lines.append(line)
             return line
 
-    def unheard(self, beside: Line) -> list[AnyRequest]:
+    def unheard(self, beside: "Channel") -> list[AnyRequest]:
+        """Return requests of other threads that one of this thread's channel may overtake."""
         with self._lock:
-            others = [line for line in self._lines if line is not beside]
+            others = [line for line in self._lines if line is not beside._line]
         return [request for line in others for request in line.unheard]
 
     def left(self, line: Line) -> None:
@@ -270,10 +271,6 @@ class Channel:
         finally:
             self._asked.pop(request.id, None)
 
-    def unheard_elsewhere(self) -> list[AnyRequest]:
-        """Return requests of other threads that one of this thread may overtake."""
-        return self._factory.unheard(self._line)
-
     def ask(self, request: AnyRequest) -> None:
         """Send, and keep the reply for `collect`. Blocks and raises as `send`."""
         self._asked[request.id] = None
@@ -303,10 +300,6 @@ class Channel:
             return self._line.run(collect)
         except zmq.ZMQError as exc:
             raise _closed(self._session, exc) from exc
-
-    def answer(self, request: int) -> AnyReply | None:
-        """Return the reply to an `ask`, if it has come already."""
-        return self._asked.get(request)
 
     def drop(self, request: int) -> None:
         """Forget an `ask` that has changed nothing."""

@@ -34,7 +34,6 @@ _NOTE = "swapd is disabled ($SWAPD_DISABLE, or connect(disabled=True)): nothing 
 
 class _NoLine(Lifeline):
     folder: Any = None
-    closed = False
     # alive, so that `close` does not treat the private memory as that of a lost daemon
     _daemon_pid = os.getpid()
 
@@ -243,7 +242,7 @@ class _Channels(ChannelFactory, Channel):
     def collect(self, request: int, within_s: float) -> protocol.AnyReply | None:
         return self._asked.pop(request)
 
-    def unheard_elsewhere(self) -> list[protocol.AnyRequest]:
+    def unheard(self, beside: Channel) -> list[protocol.AnyRequest]:
         return []
 
 
