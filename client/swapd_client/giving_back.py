@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 
@@ -13,6 +14,8 @@ from swapd_client.leases.book import Record
 from swapd_client.leases.cache import UNTOLD_S, Cache, Key
 from swapd_client.session.channel import ChannelFactory
 from swapd_client.session.session import Session
+
+Offered = Mapping[Key, tuple[Record, protocol.Release]]
 
 
 class GivingBack:
@@ -112,6 +115,41 @@ class GivingBack:
             return False
         record.told = True
         return True
+
+    def offer(self, thread: int) -> Offered:
+        """Offer the thread's kept leases with an acquire: the daemon may end them to make room.
+
+        Returns them with their releases. Nobody uses them until `settle`.
+        """
+        offered: dict[Key, tuple[Record, protocol.Release]] = {}
+
+        def add(key: Key, record: Record) -> None:
+            if record.offered:  # to an acquire that failed: the daemon may have ended it
+                return self.end(key, record)
+            if len(offered) == protocol.LEASES_MAX:
+                return
+            record.offered = True  # first: an interrupt may come
+            release = self.session.leases.offer_of(record)
+            if release is None:
+                record.offered = False
+            else:
+                offered[key] = record, release
+
+        self.cache.each(add, lambda key, record: key[0] == thread and not record.is_asked)
+        return offered
+
+    def settle(self, offered: Offered, *, spent: bool) -> None:
+        """End the offered leases if the daemon has (`spent`); otherwise hold them again."""
+
+        def settled(key: Key, record: Record) -> None:
+            if spent:
+                record.told = True
+                self.end(key, record)
+            else:
+                self.session.leases.hold_again(record)
+                record.offered = False
+
+        self.cache.each(settled, lambda key, one: key in offered and offered[key][0] is one)
 
     def flush_kept(self) -> None:
         """End the leases that all threads keep, before this thread's next request.

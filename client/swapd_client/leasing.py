@@ -32,7 +32,6 @@ from swapd_client.giving_back import GivingBack
 from swapd_client.lease import Lease, hold, hold_kept
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import Cache, Key
-from swapd_client.leases.offers import offer, settle
 from swapd_client.memory import ranges
 from swapd_client.session.channel import ChannelFactory
 from swapd_client.session.session import Session
@@ -242,7 +241,7 @@ class Leasing:
         cache.records[lease.key] = record  # before its request leaves
         if cache.naps_s == inf:
             cache.ring()
-        offered = offer(cache, session.leases, me, self.giving_back.end)
+        offered = self.giving_back.offer(me)
         spare = tuple(release for _, release in offered.values())
         request = asked.request(record.id, agent=me, holds=few(holds), spare=spare)
         if trace is not None:
@@ -268,7 +267,7 @@ class Leasing:
         if trace is not None:
             trace.answered(reply)
         if offered and isinstance(reply, protocol.Granted):
-            settle(cache, session.leases, offered, self.giving_back.end, spent=reply.spent)
+            self.giving_back.settle(offered, spent=reply.spent)
         self._hold(lease, record, reply, asked)
         record.may_be_kept = again and session.leases.may_be_kept(record)
 

@@ -91,10 +91,7 @@ class Releases:
         self._closed = False
 
     def mark(
-        self,
-        streams: Iterable[int],
-        before: GpuWork | None = None,
-        queued: Collection[int] = (),
+        self, streams: Iterable[int], before: GpuWork | None, queued: Collection[int]
     ) -> GpuWork | None:
         """As `Processor.mark`. Raises nothing: if the GPU is lost, its work is over.
 
