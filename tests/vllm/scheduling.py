@@ -25,6 +25,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from swapd_client.log import log
 from swapd_client.vllm import scheduler
 from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.kv_cache import KvTerms, Layer, StageCache
@@ -254,7 +255,7 @@ def streams() -> dict[str, list[str]]:
             scheduler_config=of_scheduler,
         )
         stage: Any = SimpleNamespace(name="talker")
-        with patch.object(scheduler.log, "info") as info:
+        with patch.object(log, "info") as info:
             scheduler.use_chunk_counting(config, stage)
             of_scheduler.scheduler_cls()
         return [call.args[0] % call.args[1:] for call in info.call_args_list]
