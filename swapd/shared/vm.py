@@ -107,13 +107,11 @@ def map_shared(fd: int, offset: int, nbytes: int, *, writable: bool, at: int | N
     return address
 
 
-def map_private(fd: int, nbytes: int, *, at: int | None = None) -> int:
-    """Map a private, writable copy-on-write view of `fd`; `at` replaces a mapping. Not in core
+def map_private(fd: int, nbytes: int, *, at: int) -> None:
+    """Replace the mapping at `at` by a private, writable copy-on-write view of `fd`. Not in core
     dumps."""
-    flags = _MAP_PRIVATE | (_MAP_FIXED if at is not None else 0)
-    address = _mmap(at, nbytes, PROT_READ | PROT_WRITE, flags, fd, 0)
-    leave_out_of_cores(address, nbytes)
-    return address
+    _mmap(at, nbytes, PROT_READ | PROT_WRITE, _MAP_PRIVATE | _MAP_FIXED, fd, 0)
+    leave_out_of_cores(at, nbytes)
 
 
 def map_anonymous(nbytes: int, *, at: int | None = None) -> int:

@@ -179,7 +179,13 @@ class Part:
         """
         master = self.master or self.old_master
         assert master is not None
-        return vm.map_private(master.fileno(), self.span)
+        address = vm.reserve(self.span)
+        try:
+            vm.map_private(master.fileno(), self.span, at=address)
+        except BaseException:
+            vm.free(address, self.span)
+            raise
+        return address
 
     def bind(self) -> None:
         """Put the bytes at the range."""

@@ -177,8 +177,9 @@ def is_filled(fd: int, nbytes: int, placed: Sequence[tuple[int, WantedTensor]]) 
     """Whether a host copy of `nbytes` has every byte that `fill` writes."""
     plain, cast = _in_order(placed)
     span = vm.round_up(nbytes)
-    master = vm.map_private(fd, span)  # the file may be sealed
+    master = vm.reserve(span)
     try:
+        vm.map_private(fd, span, at=master)  # the file may be sealed
         same = all(_is_same(master, *run) for run in _runs(plain)) and all(
             _is_cast_same(master + place, wanted) for place, wanted in cast
         )
