@@ -135,7 +135,6 @@ class Range(place.Place):
     lend = show
 
     def hide(self, generation: int | None = None) -> None:
-        """Make all accesses fault, unless a newer `generation` is shown."""
         with self.lock:
             if self._private or self._hidden:
                 return

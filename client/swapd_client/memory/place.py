@@ -62,7 +62,10 @@ class Place:
         """Make the first `nbytes` of a lent range accessible. Raises: DeviceFailed."""
 
     def hide(self, generation: int | None = None) -> None:
-        """Make all accesses fault; showing the chunks again is cheap."""
+        """Make all accesses fault, unless a newer `generation` is shown. Raises: DeviceFailed.
+
+        Showing the chunks again is cheap.
+        """
 
     def revoke(self, generation: int | None = None) -> None:
         """As `hide`, so that the daemon may lend the chunks to others."""

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 
 from swapd.device.base import numbers
+from swapd.device.driver import Access
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Runs
 from swapd_client.errors import DeviceFailed
 from swapd_client.memory.place import Place
 from swapd_client.session.gpu.card import Card
-from swapd_client.session.gpu.private import PrivateMemory
 
 
 class GpuRange(Place):
@@ -40,8 +40,10 @@ class GpuRange(Place):
             self.address: int = driver.reserve(self._span) if before is None else before.address
         self.reserved: int = self._span if before is None else before.reserved
         self.when_left = before.when_left if before else None
-        pieces = before._own.pieces if before else ()
-        self._own: PrivateMemory = PrivateMemory(card, self.address, nbytes, pieces)
+        #: Sizes of the mappings of private memory, side by side from the range's address on.
+        self._pieces: tuple[int, ...] = before._pieces if before else ()
+        #: Private memory that is not mapped yet, but set aside: handle and size.
+        self._aside: tuple[int, int] | None = None
         #: The mapped chunks, accessible or not.
         self._mapped: tuple[int, ...] = ()
         #: Number of accessible chunks, from the first on.
@@ -84,11 +86,11 @@ class GpuRange(Place):
         """Map these chunks in place of others, after work on memory taken over."""
         chunks = tuple(numbers(runs))
         handles = self._card.imports(chunks, writable=self._writable)
-        if self._own.pieces:
+        if self._pieces:
             self._card.settle()
         with self.lock:
             if not (self._private or self.is_shown(generation)):  # private: others use the chunks
-                self._own.unmap()
+                self._unmap_private()
                 if generation != self.generation:
                     self._latest = None
                     self._forbid()
@@ -112,11 +114,9 @@ class GpuRange(Place):
                 self._allow(-(-nbytes // self._card.chunk_bytes), writable=self._writable)
 
     def hide(self, generation: int | None = None) -> None:
-        """Make all accesses fault, unless a newer `generation` is shown. Raises: DeviceFailed."""
         self._withdraw(self._forbid, generation)
 
     def revoke(self, generation: int | None = None) -> None:
-        """As `hide`, and unmap the chunks, so that others may use them."""
         self._withdraw(self._unmap, generation)
 
     def _withdraw(self, withdraw: Callable[[], None], generation: int | None) -> None:
@@ -151,11 +151,16 @@ class GpuRange(Place):
 
     def set_memory_aside(self) -> None:
         with self.lock:
-            self._own.set_aside()
+            if self._aside is None and self.nbytes:
+                self._aside = self._card.allocate(self.nbytes)
 
     def give_memory_back(self) -> None:
         with self.lock:
-            self._own.give_back()
+            if self._aside is not None:
+                handle, _ = self._aside
+                self._aside = None
+                with self._card.unless_lost(), self._card.using() as driver:
+                    driver.release(handle)
 
     def make_private(self, master: OwnedFd | None, *, keep_shown: bool) -> None:
         """Make the range private memory, with the bytes of `master`, or zeros.
@@ -166,7 +171,7 @@ class GpuRange(Place):
         with self.lock:
             if self._private:
                 return
-            if self._own.pieces:
+            if self._pieces:
                 pass  # not given up yet
             elif keep_shown and self._latest is not None:
                 handles = self._card.imports(self._latest, writable=self._writable)
@@ -174,27 +179,26 @@ class GpuRange(Place):
                 if not self._writable:
                     self._allowed = 0  # read access is not enough
                 self._allow(len(self._latest), writable=True)
-                self._own.pieces = (self._card.chunk_bytes,) * len(self._mapped)
+                self._pieces = (self._card.chunk_bytes,) * len(self._mapped)
             else:
                 self._unmap()
                 if self.nbytes:
-                    self._own.move_in(master)
+                    self._move_in(master)
             self.shown = self._private = True
             self._card.has_private |= self.nbytes > 0
 
     def give_up_private(self) -> None:
         """Free the memory taken over, after all GPU work of this process. Raises: DeviceFailed."""
-        if self._own.pieces:
+        if self._pieces:
             self._card.settle()
         with self.lock:
             if not self._private:
-                self._own.unmap()
+                self._unmap_private()
         self._say_left()
 
     def stay_private(self) -> bool:
-        """After a failed registration, keep the memory taken over; False if it is replaced."""
         with self.lock:
-            if self._own.pieces:
+            if self._pieces:
                 self.shown = self._private = True
             self._card.has_private |= self.nbytes > 0
             return self._private or not self.generation
@@ -209,19 +213,44 @@ class GpuRange(Place):
             self._card.complain(exc)  # address space is plentiful, and the first error is reported
 
     def _say_left(self) -> None:
-        if self.when_left is not None and not (self._own.pieces or self._private):
+        if self.when_left is not None and not (self._pieces or self._private):
             left, self.when_left = self.when_left, None
             left()
 
     def _show_again(self, generation: int) -> bool:
         """Show chunks that are mapped already; False if there are none."""
         with self.lock:
-            if generation != self.generation or not self._mapped or self._own.pieces:
+            if generation != self.generation or not self._mapped or self._pieces:
                 return False
             self._show_mapped()
             return True
 
     # --- under the lock ------------------------------------------------------------------
+
+    def _move_in(self, master: OwnedFd | None) -> None:
+        """Map private memory with the bytes of `master`, or zeros."""
+        handle, nbytes = self._aside or self._card.allocate(self.nbytes)
+        self._aside = None
+        with self._card.using() as driver:
+            try:
+                driver.map(self.address, nbytes, handle)
+            finally:
+                driver.release(handle)  # the mapping keeps it alive
+            driver.set_access(self.address, nbytes, Access.READ_WRITE)
+        if master is None:
+            self._card.zero(self.address, self.nbytes)
+        else:
+            self._card.fill(self.address, master, self.nbytes)
+        self._pieces = (nbytes,)
+
+    def _unmap_private(self) -> None:
+        if not self._pieces:
+            return
+        with self._card.using() as driver:
+            while self._pieces:
+                *before, last = self._pieces
+                driver.unmap(self.address + sum(before), last)
+                self._pieces = tuple(before)
 
     def _show_mapped(self) -> None:
         self._allow(len(self._mapped), writable=self._writable)
