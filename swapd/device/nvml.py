@@ -16,21 +16,23 @@ _MPS_SERVER = "nvidia-cuda-mps-server"
 class Nvml:
     """Methods block briefly; call them in any thread, but one at a time."""
 
-    def __init__(self, uuid: str) -> None:
-        """`uuid` is the CUDA driver's, "GPU-..."; under MIG, NVML calls the same "MIG-..."."""
+    def __init__(self, name: str) -> None:
+        """`name`: the CUDA driver's uuid, "GPU-...", which NVML calls "MIG-..." under MIG; or the
+        number on the machine."""
         self._api: Any = None
         self._gpu: Any = None
-        self._missing = ""
+        #: Why NVML does not know this GPU; "" if it does.
+        self.missing = ""
         try:
             self._api = importlib.import_module("pynvml")
             self._api.nvmlInit()
         except ImportError as exc:
-            self._missing = f"{exc}; pip install 'swapd[cuda]'"
+            self.missing = f"{exc}; pip install 'swapd[cuda]'"
         except self._api.NVMLError as exc:
-            self._missing = str(exc)
+            self.missing = str(exc)
             self._api = None
         else:
-            self._find(uuid)
+            self._find(name)
 
     def close(self) -> None:
         """May be called more than once."""
@@ -55,7 +57,7 @@ class Nvml:
         that MPS is running."""
         notes = []
         if self._gpu is None:
-            notes.append(f"other processes' use of the GPU is not known: NVML: {self._missing}")
+            notes.append(f"other processes' use of the GPU is not known: NVML: {self.missing}")
         if self._mig():
             notes.append(
                 "MIG is on: this is one instance of the GPU, with its own memory; run one "
@@ -65,12 +67,23 @@ class Nvml:
             notes.append("MPS is running: a fault of one of its clients ends the work of all")
         return tuple(notes)
 
-    def _find(self, uuid: str) -> None:
-        for name in (uuid, uuid.replace("GPU-", "MIG-", 1)):
+    def uuid(self) -> str:
+        """Return "" without NVML."""
+        return str(self._ask("nvmlDeviceGetUUID") or "")
+
+    def memory(self) -> Any:
+        """Return the GPU's memory, with `used` and `free` bytes; None without NVML."""
+        return self._ask("nvmlDeviceGetMemoryInfo")
+
+    def _find(self, name: str) -> None:
+        for one in dict.fromkeys((name, name.replace("GPU-", "MIG-", 1))):
             try:
-                self._gpu = self._api.nvmlDeviceGetHandleByUUID(name)
+                if one.isdecimal():
+                    self._gpu = self._api.nvmlDeviceGetHandleByIndex(int(one))
+                else:
+                    self._gpu = self._api.nvmlDeviceGetHandleByUUID(one)
             except self._api.NVMLError as exc:
-                self._missing = f"{exc} ({uuid})"
+                self.missing = f"{exc} ({name})"
             else:
                 return
 

@@ -1,6 +1,7 @@
 """Computes the budget of each device's daemon, where no option sets it."""
 
 from collections.abc import Sequence
+from contextlib import closing
 
 from swapd.device.host import available_bytes
 from swapd.plan import hub, sizes
@@ -83,8 +84,8 @@ def _for_weights(weights: Sequence[tuple[str, int]], free: int, device: str) -> 
 def free_on(device: str) -> int:
     if device == "host":
         return available_bytes()
-    try:
-        with gpus.nvml() as nvml:
-            return int(nvml.nvmlDeviceGetMemoryInfo(gpus.nvml_handle(nvml, device)).free)
-    except Exception as exc:  # the library is missing, or raised its own error
-        raise PlanError(f"the free memory of {device} is unknown ({exc}): give --budget") from exc
+    with closing(gpus.nvml_of(device)) as nvml:
+        if (memory := nvml.memory()) is None:
+            why = nvml.missing or "NVML does not say"
+            raise PlanError(f"the free memory of {device} is unknown ({why}): give --budget")
+        return int(memory.free)

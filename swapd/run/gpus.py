@@ -4,15 +4,14 @@
 of a daemon has the number on the machine, by which a worker of vLLM finds it.
 """
 
-import importlib
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 from swapd.device.base import DeviceError
 from swapd.device.context import checked, load, uuid_of
+from swapd.device.nvml import Nvml
 from swapd.shared import config
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, gpus_in
 from swapd.shared.extras import MissingExtra
@@ -124,32 +123,15 @@ def check_numbered(devices: Sequence[str]) -> None:
         )
 
 
-@contextmanager
-def nvml() -> Iterator[Any]:
-    """Raises: ImportError, NVML's own errors."""
-    api = importlib.import_module("pynvml")
-    api.nvmlInit()
-    try:
-        yield api
-    finally:
-        api.nvmlShutdown()
-
-
-def nvml_handle(nvml: Any, device: str) -> Any:
-    """Return NVML's handle of a GPU; NVML ignores CUDA_VISIBLE_DEVICES. Raises: NVML's errors."""
-    number = number_of(device) or 0
+def nvml_of(device: str) -> Nvml:
+    """NVML ignores CUDA_VISIBLE_DEVICES."""
     try:
         api = load()
-        uuid = uuid_of(api, checked(api, api.cuDeviceGet, number))
+        return Nvml(uuid_of(api, checked(api, api.cuDeviceGet, number_of(device) or 0)))
     except (DeviceError, MissingExtra, ImportError):
-        name = name_of(device, config.listed_gpus())
-        if name.isdecimal():
-            return nvml.nvmlDeviceGetHandleByIndex(int(name))
-        return nvml.nvmlDeviceGetHandleByUUID(name)
-    return nvml.nvmlDeviceGetHandleByUUID(uuid)
+        return Nvml(name_of(device, config.listed_gpus()))
 
 
 def _uuid(number: int) -> str:
-    with suppress(Exception), nvml() as api:  # NVML is missing, or raised its own error
-        return str(api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(number)))
-    return ""
+    with closing(Nvml(str(number))) as nvml:
+        return nvml.uuid()

@@ -5,13 +5,11 @@ started, swapped or not, and their shared memory (open memory files), once. Page
 the kernel can drop, and a driver's own memory do not count.
 """
 
-import importlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
 
 from swapd.run import gpus
 from swapd.shared.system import repeated
@@ -33,7 +31,7 @@ class Sampler:
         #: Increase since the beginning, on all devices together; None if unknown.
         self.device_bytes: int | None = None
         self.due = 0.0
-        self._used = _on_gpus(devices)
+        self._gpus = [gpus.nvml_of(one) for one in devices if gpus.number_of(one) is not None]
         self._before = self._used()
 
     def sample(self) -> None:
@@ -47,6 +45,10 @@ class Sampler:
             self.device_bytes = max(self.device_bytes or 0, used - self._before)
         now = time.monotonic()
         self.due = now + max(EVERY_S, (now - began) / _SHARE)
+
+    def _used(self) -> int | None:
+        found = [gpu.memory() for gpu in self._gpus]
+        return sum(int(one.used) for one in found) if found and None not in found else None
 
 
 def sampled(sampler: Sampler) -> AbstractContextManager[None]:
@@ -97,23 +99,3 @@ def _shared(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
             if os.readlink(fd.path).startswith(_SHARED):
                 found = os.stat(fd.path)
                 yield (found.st_dev, found.st_ino), found.st_blocks * _BLOCK
-
-
-def _on_gpus(devices: Sequence[str]) -> Callable[[], int | None]:
-    """Return a function for the bytes in use on those devices that are GPUs; None without NVML."""
-    named = [device for device in devices if gpus.number_of(device) is not None]
-    nvml: Any = None
-    handles: list[Any] = []
-    with suppress(Exception):  # the library is missing, or raised its own error
-        if named:
-            nvml = importlib.import_module("pynvml")
-            nvml.nvmlInit()
-            handles = [gpus.nvml_handle(nvml, device) for device in named]
-
-    def used() -> int | None:
-        with suppress(Exception):
-            found = map(nvml.nvmlDeviceGetMemoryInfo, handles)
-            return sum(int(one.used) for one in found) if handles else None
-        return None
-
-    return used

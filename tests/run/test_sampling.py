@@ -48,6 +48,7 @@ def test_private_memory_of_all_processes_counts_and_shared_memory_once() -> None
 def test_of_a_gpu_it_is_what_is_used_on_top_of_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
     used = {0: [100, 300, 250], 1: [10, 10, 40]}
     nvml = SimpleNamespace(
+        NVMLError=IndexError,
         nvmlInit=lambda: None,
         nvmlDeviceGetHandleByIndex=lambda number: number,
         nvmlDeviceGetMemoryInfo=lambda number: SimpleNamespace(used=used[number].pop(0)),
