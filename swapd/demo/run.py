@@ -20,7 +20,6 @@ from swapd.shared.units import size
 
 #: 15 % more than the largest stage, and less than half of the three together.
 BUDGET_BYTES = 168 << 20
-SEED = 7
 
 T = TypeVar("T")
 
@@ -49,7 +48,7 @@ class StageProcess:
     def __init__(self, name: str, pool: ProcessPoolExecutor) -> None:
         self.name = name
         self._pool = pool
-        self.building = pool.submit(worker.build, name, SEED)
+        self.building = pool.submit(worker.build, name)
         self.waited_s = 0.0
 
     def built(self) -> int:

@@ -13,9 +13,9 @@ from swapd.demo import stages
 _here: dict[str, Any] = {}
 
 
-def build(stage: str, seed: int) -> int:
+def build(stage: str) -> int:
     torch.set_num_threads(1)
-    _here.update(stage=stage, module=stages.build(stage, seed), client=None)
+    _here.update(stage=stage, module=stages.build(stage), client=None)
     return sum(one.numel() * one.element_size() for one in _here["module"].parameters())
 
 
