@@ -47,26 +47,11 @@ class Summary(msgspec.Struct, frozen=True):
 class StageProcess:
     def __init__(self, name: str, pool: ProcessPoolExecutor) -> None:
         self.name = name
-        self._pool = pool
+        self.submit = pool.submit
         self.building = pool.submit(worker.build, name)
-        self.waited_s = 0.0
 
-    def built(self) -> int:
-        """Wait until the stage is built; return the bytes of its weights. Raises: DemoError."""
-        return self._answer(self.building)
-
-    def join(self, endpoint: str) -> None:
-        """Move the stage's weights into swapd. Raises: DemoError."""
-        self._answer(self._pool.submit(worker.join, endpoint))
-
-    def run(self, prompt: bytes, sound_seed: int, inputs: bytes) -> bytes:
-        """Run the stage; return its outputs as safetensors. Raises: DemoError."""
-        asked = self._pool.submit(worker.run, prompt, sound_seed, inputs)
-        outputs, waited_s = self._answer(asked)
-        self.waited_s += waited_s
-        return outputs
-
-    def _answer(self, asked: Future[T]) -> T:
+    def answer(self, asked: Future[T]) -> T:
+        """Raises: DemoError."""
         try:
             return asked.result()
         except BrokenProcessPool:
@@ -91,14 +76,14 @@ def run(
     with spawn.daemon(budget=budget) as daemon, _workers() as workers:
         watch(daemon.folder)  # before the workers connect
         say("Building thinker, talker and token2wav, each in its own process")
-        sizes = {stage.name: stage.built() for stage in workers}
+        sizes = {stage.name: stage.answer(stage.building) for stage in workers}
         say(", ".join(f"{name} {size(n)}" for name, n in sizes.items()))
         say(f"First {rounds} rounds without swapd: all {size(sum(sizes.values()))} in memory")
-        baseline, baseline_s = _rounds(workers, prompt, rounds)
+        baseline, baseline_s, _ = _rounds(workers, prompt, rounds)
         say(f"Now on a device of {size(budget)}: two stages never fit together")
         for stage in workers:
-            stage.join(str(daemon.folder))
-        swapped, total_s = _rounds(workers, prompt, rounds)
+            stage.answer(stage.submit(worker.join, str(daemon.folder)))
+        swapped, total_s, waited_s = _rounds(workers, prompt, rounds)
         with swapd_client.connect(daemon.folder, label="demo") as client:
             status = client.status()
         stages.write_wav(wav, load(swapped[-1])["waveform"])
@@ -111,22 +96,26 @@ def run(
             peak_bytes=status.peak_bytes,
             budget_bytes=status.budget_bytes,
             sum_bytes=sum(sizes.values()),
-            wait_seconds=sum(stage.waited_s for stage in workers),
+            wait_seconds=waited_s,
             total_seconds=total_s,
             baseline_seconds=baseline_s,
         )
 
 
-def _rounds(workers: list[StageProcess], prompt: bytes, rounds: int) -> tuple[list[bytes], float]:
-    outputs = []
+def _rounds(
+    workers: list[StageProcess], prompt: bytes, rounds: int
+) -> tuple[list[bytes], float, float]:
+    """Return the outputs of every stage, as safetensors; the time; and the waits for leases."""
+    outputs, waited_s = [], 0.0
     started = time.perf_counter()
     for number in range(rounds):
         asked = prompt + f" ({number})".encode() if number else prompt
         passed = b""
         for stage in workers:
-            passed = stage.run(asked, number, passed)
+            passed, waited = stage.answer(stage.submit(worker.run, asked, number, passed))
             outputs.append(passed)
-    return outputs, time.perf_counter() - started
+            waited_s += waited
+    return outputs, time.perf_counter() - started, waited_s
 
 
 @contextmanager
