@@ -207,9 +207,7 @@ def _end(process: OwnedFd, *, now: bool, timeout: float, what: str) -> None:
 
 def ends_within(process: OwnedFd, within_s: float) -> bool:
     """Wait for a process (a pidfd) to end; return whether it did."""
-    poll = select.poll()
-    poll.register(process.fileno(), select.POLLIN)
-    return bool(poll.poll(within_s * 1000))
+    return bool(select.select([process.fileno()], [], [], within_s)[0])
 
 
 # --- swapd upgrade ----------------------------------------------------------------------

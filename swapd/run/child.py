@@ -1,7 +1,6 @@
 """Runs the command of `swapd run`: a child that gets its parent's signals."""
 
 import ctypes
-import functools
 import os
 import signal
 import subprocess
@@ -91,7 +90,11 @@ def started(
     Raises: CannotRun.
     """
 
-    prepare = end_with_parent if first is None else functools.partial(_prepare, first)
+    def prepare() -> None:
+        end_with_parent()
+        if first is not None:
+            first()
+
     try:
         return subprocess.Popen(words, env=environment, cwd=folder, preexec_fn=prepare, **options)
     except FileNotFoundError as exc:
@@ -106,11 +109,6 @@ def started(
         raise CannotRun(
             f"{words[0]!r} cannot be run: {exc.strerror}; is it an executable program?", CANNOT_RUN
         ) from exc
-
-
-def _prepare(first: Callable[[], None]) -> None:
-    end_with_parent()
-    first()
 
 
 def end_with_parent() -> None:

@@ -35,7 +35,7 @@ class Watched(Top):
 
     @property
     def text(self) -> str:
-        return self._live.shown.plain
+        return str(self._live.content)
 
     def told(self) -> str:
         return "\n".join(str(note.message) for note in self._notifications)

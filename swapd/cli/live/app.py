@@ -5,7 +5,6 @@ A thread polls the daemon for its status and last records, and waits while no da
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +14,6 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
-from textual.widget import Widget
 from textual.widgets import Input, Static
 
 import swapd_client
@@ -117,19 +115,12 @@ _DONE = {"pin": "is pinned: it stays", "unpin": "may be evicted", "evict": "leav
 _STORY_MAX = 1000
 
 
-class Live(Widget):
+class Live(Static):
     DEFAULT_CSS = "Live { width: 100%; height: 1fr; }"
 
-    def __init__(self, resized: Callable[[], None]) -> None:
-        super().__init__()
-        self.shown = Text()
-        self._resized = resized
-
-    def render(self) -> Text:
-        return self.shown
-
     def on_resize(self) -> None:
-        self._resized()
+        assert isinstance(self.app, Top)
+        self.app.draw()
 
 
 class TextScreen(ModalScreen[None]):
@@ -179,7 +170,7 @@ class Top(App[None]):
         self.poller = poller
         self.choice = screen.Choice()
         self._timeout = timeout
-        self._live = Live(self.draw)
+        self._live = Live()
         self._filter = Input(placeholder="only names with", compact=True)
         self._filter.can_focus = False  # until the filter opens, keys are commands
         self._drawn: screen.Snapshot | None = None
@@ -205,8 +196,8 @@ class Top(App[None]):
         width, height = self._live.size
         self._drawn = self.poller.view
         lines = screen.lines(self._drawn, self.choice, width, height, self._drawn_at)
-        self._live.shown = Text("\n", no_wrap=True, overflow="crop").join(lines)
-        self._live.refresh()
+        text = Text("\n", no_wrap=True, overflow="crop").join(lines)
+        self._live.update(text, layout=False)
 
     # --- the choice ----------------------------------------------------------------------
 
