@@ -156,15 +156,15 @@ def test_earlier_runs_in_another_schema_are_left_out_and_counted(
     log = write(tmp_path / "log", *other, *NEXT)
     assert [line.record for line in read(log)] == [*NEXT]
     assert last_run(read(log)) == read(log)
-    runs = read_runs(log)
-    assert (runs.lines, runs.left_out) == (read(log), 2)
+    lines, reader = read_runs(log)
+    assert (lines, reader.left_out) == (read(log), 2)
 
 
 def test_the_rest_of_a_log_without_numbers_is_refused_too(tmp_path: Path) -> None:
     """Rotation has removed its first record."""
     with pytest.raises(OtherSchema, match="before schemas were numbered"):
         read(write(tmp_path / "log", *UNNUMBERED[1:]))
-    assert read_runs(tmp_path / "log").left_out == 1
+    assert read_runs(tmp_path / "log")[1].left_out == 1
 
 
 def test_a_kind_that_is_not_known_yet_costs_its_line_only(tmp_path: Path) -> None:

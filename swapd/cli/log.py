@@ -232,12 +232,10 @@ def _show(view: LogView, path: Path, lines: int | None, *, all_runs: bool) -> No
     if not all_runs:
         view.show(last_run(read(path)), lines)
         return
-    found = read_runs(path)
-    view.show(found.lines, lines)
-    if found.left_out:
-        say_error(
-            f"left out: {counted(found.left_out, 'record')}, which another version of swapd wrote"
-        )
+    found, reader = read_runs(path)
+    view.show(found, lines)
+    if left_out := reader.left_out:
+        say_error(f"left out: {counted(left_out, 'record')}, which another version of swapd wrote")
 
 
 def _refuse_nothing(view: LogView, components: tuple[str, ...]) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -16,18 +16,11 @@ class LogLine(NamedTuple):
     record: Record
 
 
-class Runs(NamedTuple):
-    """The lines that this version reads, the number of lines in another schema, and why the last
-    run cannot be read, if it is in another schema."""
-
-    lines: list[LogLine]
-    left_out: int
-    other: OtherSchema | None
-
-
 class Reader:
     def __init__(self) -> None:
+        #: Why the run at hand cannot be read, if it is in another schema.
         self.other: OtherSchema | None = None
+        #: Number of lines in another schema.
         self.left_out = 0
 
     def read(self, lines: Iterable[bytes]) -> Iterator[LogLine]:
@@ -156,27 +149,24 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-def read_runs(path: Path) -> Runs:
+def read_runs(path: Path) -> tuple[list[LogLine], Reader]:
     """Return all lines of a log, the rotated file's first, also if the last run is in another
-    schema. Raises: OSError.
+    schema; and their reader. Raises: OSError.
 
     Leaves out lines that do not parse (cut short by a power failure, or of a later version's kind),
     an unfinished last line, and runs in another schema.
     """
     path.stat()  # raises if only the rotated file is there
-    tail = Tail(path)
-    try:
-        return Runs(list(tail.lines()), tail.reader.left_out, tail.reader.other)
-    finally:
-        tail.close()
+    with closing(Tail(path)) as tail:
+        return list(tail.lines()), tail.reader
 
 
 def read(path: Path) -> list[LogLine]:
     """As `read_runs`. Raises: OSError; OtherSchema if the last run is in another schema."""
-    found = read_runs(path)
-    if found.other is not None:
-        raise found.other
-    return found.lines
+    lines, reader = read_runs(path)
+    if reader.other is not None:
+        raise reader.other
+    return lines
 
 
 def last_run(lines: Sequence[LogLine]) -> Sequence[LogLine]:
