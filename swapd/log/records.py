@@ -97,13 +97,6 @@ class _Begin(msgspec.Struct):
     count: int = 0
 
 
-class _Whose(msgspec.Struct):
-    """Fields of a logged request that are not on the wire."""
-
-    now: float
-    session: int
-
-
 class _Unnumbered(msgspec.Struct):
     """Fields of records from before schemas had numbers."""
 
@@ -115,7 +108,7 @@ class _Unnumbered(msgspec.Struct):
 _TIME = re.compile(rb'\{"seq":[0-9]{1,20},"t":([0-9.]{1,32}),')
 _encoder = msgspec.json.Encoder()
 _begin = msgspec.json.Decoder(_Begin).decode
-_whose = msgspec.json.Decoder(_Whose).decode
+_asked_head = msgspec.json.Decoder(AskedHead).decode
 _unnumbered = msgspec.json.Decoder(_Unnumbered).decode
 _start = msgspec.json.Decoder(Start).decode
 
@@ -189,8 +182,8 @@ def parse(line: bytes | str) -> Record:
     seq, cause, time = head.seq, head.cause, head.t
     match head.type:
         case "event" if decoder := _REQUESTS.get(head.kind):
-            whose = _whose(line)
-            asked = SessionRequest(whose.now, whose.session, decoder.decode(line))
+            first = _asked_head(line)
+            asked = SessionRequest(first.now, first.session, decoder.decode(line))
             return Record(seq, cause, time, event=asked)
         case "event":
             return Record(seq, cause, time, event=_known(_EVENTS, head.kind).decode(line))
