@@ -88,8 +88,6 @@ class TraceBuilder:
                 yield from self._copied(e.generation)
             case events.DeviceDown():
                 yield self._mark(f"device down: {plain(e.why)}", COMPONENTS, 0, "g")
-            case _:
-                pass
 
     def _gone(self, session: int) -> Iterator[Event]:
         for key in [key for key in (*self._waits, *self._leases) if key[0] == session]:
@@ -149,8 +147,6 @@ class TraceBuilder:
                 yield self._mark(said, SESSIONS + a.session, 0, "p")
             case actions.Fence():
                 yield self._mark(f"fence: {plain(a.why)}", SESSIONS + a.session, 0, "p")
-            case _:
-                pass
 
     def _granted(self, a: actions.Grant) -> Iterator[Event]:
         key = a.session, a.request

@@ -94,38 +94,33 @@ def of_stages(
     return list(found.values())
 
 
-class _StageIndex:
-    def __init__(self, stages: Mapping[str, StageOutcome]) -> None:
-        self._stages = stages
-        self.of_session: dict[int, StageOutcome] = {}
-        self.of_component: dict[str, StageOutcome] = {}
+#: Stages by their sessions, and by the components that these registered.
+_Owners = dict[int | str, StageOutcome]
 
-    def note(self, item: object) -> None:
-        match item:
-            case events.SessionOpened():
-                if name := stage_of(item.label, self._stages):
-                    self.of_session[item.session] = self._stages[name]
-            case events.SessionGone():
-                self.of_session.pop(item.session, None)
-            case actions.MakeHostCopy():
-                self.of_component.pop(item.name, None)
-                if item.session in self.of_session:
-                    self.of_component[item.name] = self.of_session[item.session]
-            case _:
-                pass
+
+def _note(item: object, owners: _Owners, stages: Mapping[str, StageOutcome]) -> None:
+    match item:
+        case events.SessionOpened():
+            if name := stage_of(item.label, stages):
+                owners[item.session] = stages[name]
+        case actions.MakeHostCopy():
+            owners.pop(item.name, None)
+            if item.session in owners:
+                owners[item.name] = owners[item.session]
 
 
 def _counted(
     records: Iterable[Record], since: float, stages: Mapping[str, StageOutcome]
 ) -> Outcome:
-    found, seen, owners, chunk, used = Outcome(), Seen(), _StageIndex(stages), 0, 0
+    found, seen, chunk, used = Outcome(), Seen(), 0, 0
+    owners: _Owners = {}
     for record in records:
         counts = since <= record.time
         if record.start is not None:
             found.device, chunk = record.start.device, record.start.chunk_bytes
             found.budget_bytes = record.start.chunks * chunk
         item = record.event or record.action
-        owners.note(item)
+        _note(item, owners, stages)
         if isinstance(item, actions.CopyIn | actions.Lend):
             used = max(used, item.in_use) if counts else item.in_use
         if counts:
@@ -135,15 +130,13 @@ def _counted(
     return found
 
 
-def _add(item: object, found: Outcome, seen: Seen, owners: _StageIndex) -> None:
+def _add(item: object, found: Outcome, seen: Seen, owners: _Owners) -> None:
     match item:
         case events.CopiedIn() | events.CopiedOut():
             order = seen.order(item.generation)
             if isinstance(order, actions.CopyIn | actions.CopyOut):
-                for sums in filter(None, (found, owners.of_component.get(order.name))):
+                for sums in filter(None, (found, owners.get(order.name))):
                     sums.add_copy(order)
         case actions.Grant() | actions.Refuse():
-            for sums in filter(None, (found, owners.of_session.get(item.session))):
+            for sums in filter(None, (found, owners.get(item.session))):
                 sums.add_request(item)
-        case _:
-            pass
