@@ -80,14 +80,15 @@ def say(text: str, style: str = "") -> None:
 
 
 def columns(
-    headings: Iterable[str], rows: Iterable[Iterable[RenderableType]], left: Container[str] = ()
+    cells: Mapping[str, Callable[[T], RenderableType]], rows: Iterable[T], left: Container[str]
 ) -> Table:
-    """Return a table without lines. `left`: headings of the columns to align left."""
+    """Return a table without lines. `cells`: by heading, what a column shows of a row. `left`:
+    headings of the columns to align left."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for heading in headings:
+    for heading in cells:
         table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(shown(row) for shown in cells.values()))
     return table
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
@@ -149,9 +150,10 @@ _LISTED_MAX = 20
 
 def table(found: Comparison) -> RenderableType:
     headings = ("", *(plain(side.name) for side in found.sides), "ratio")
+    cells = {heading: itemgetter(column) for column, heading in enumerate(headings)}
     count = max(len(side.rounds) for side in found.sides)
     about = f"medians of {count} rounds; {ABOUT}" if count > 1 else ABOUT
-    return Group(columns(headings, rows(found), left=("",)), Text(about, "dim"))
+    return Group(columns(cells, rows(found), left=("",)), Text(about, "dim"))
 
 
 def _folder() -> Path:

@@ -1,6 +1,6 @@
 """`swapd plan`: which components to keep, stream and swap on a device, and the settings."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from msgspec import structs
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from swapd.cli.common import Json, columns, if_any, note, option_of, show
@@ -245,7 +244,7 @@ def page(report: PlanReport) -> RenderableType:
         Text(f"copies at {rate(report.bytes_per_s)}: {report.bandwidth_from}"),
         Text(f"memory in chunks of {size(report.chunk_bytes)}: {report.chunk_from}"),
         "",
-        _table(report.placements),
+        columns(_COLUMNS, report.placements, left=("component", "do")),
         "",
         Text(_cost(report)),
     ]
@@ -273,26 +272,19 @@ def _cost(report: PlanReport) -> str:
     )
 
 
-def _table(placements: Iterable[Treatment]) -> Table:
-    headings = ("component", "size", "do", "kept", "swap-in")
-    rows = (
-        (
-            Text(plain(p.name)),
-            size(p.nbytes),
-            p.how,
-            if_any(size, p.kept_bytes),
-            if_any(seconds, p.swap_in_s),
-            _each_pass(p),
-            if_any(seconds, p.request_s),
-            if_any(size, p.moved_bytes),
-        )
-        for p in placements
-    )
-    more = ("wait each pass", "wait each request", "moved")
-    return columns((*headings, *more), rows, left=("component", "do"))
-
-
 def _each_pass(p: Treatment) -> str:
     if p.how != "stream":
         return ""
     return f"{seconds(p.step_s)} x {p.passes}" if p.step_s else "hidden"
+
+
+_COLUMNS: dict[str, Callable[[Treatment], RenderableType]] = {
+    "component": lambda p: Text(plain(p.name)),
+    "size": lambda p: size(p.nbytes),
+    "do": lambda p: p.how,
+    "kept": lambda p: if_any(size, p.kept_bytes),
+    "swap-in": lambda p: if_any(seconds, p.swap_in_s),
+    "wait each pass": _each_pass,
+    "wait each request": lambda p: if_any(seconds, p.request_s),
+    "moved": lambda p: if_any(size, p.moved_bytes),
+}

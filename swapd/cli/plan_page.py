@@ -1,16 +1,15 @@
 """The report of `swapd plan --vllm`, and its page for people."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import msgspec
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from swapd.cli.common import columns, if_any
 from swapd.plan import claims
 from swapd.plan.demands import READ_BYTES_PER_S, StreamPoint
-from swapd.plan.shares import GpuPlan, Larger
+from swapd.plan.shares import GpuPlan, GpuShare, Larger
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -34,7 +33,8 @@ class VllmPlanReport(msgspec.Struct, frozen=True):
 def page(report: VllmPlanReport) -> RenderableType:
     parts: list[RenderableType] = []
     for plan in report.gpus:
-        parts += [Text(_sum(plan)), "", _table(plan), ""]
+        table = columns(_STAGES, plan.shares, left=("stage",))
+        parts += [Text(_sum(plan)), "", table, ""]
         parts += [Text(_budget(plan))] if plan.largest else []
         parts += [Text(_turns(plan))]
         parts += [Text(plain(_trade(plan, plan.larger)))] if plan.larger else []
@@ -106,7 +106,7 @@ def _budget(plan: GpuPlan) -> str:
 def streaming(plan: GpuPlan) -> Iterator[RenderableType]:
     for name in dict.fromkeys(point.name for point in plan.streams):
         points = [point for point in plan.streams if point.name == name]
-        yield Group(Text(plain(_streams(points[0]))), _points(points))
+        yield Group(Text(plain(_streams(points[0]))), columns(_POINTS, points, left=("",)))
 
 
 def _streams(point: StreamPoint) -> str:
@@ -119,34 +119,23 @@ def _streams(point: StreamPoint) -> str:
     )
 
 
-def _points(points: Sequence[StreamPoint]) -> Table:
-    headings = ("", "resident", "streams a step", "tokens/s", "in its turn", "KV cache", "tokens")
-    rows = (
-        (
-            point.what,
-            "auto" if point is points[0] else f"{point.resident_bytes >> 20}MiB",
-            size(point.step_bytes),
-            f"{1 / point.step_s:.1f}",
-            size(point.turn_bytes),
-            if_any(size, point.cache_bytes),
-            if_any(str, point.cache_tokens),
-        )
-        for point in points
-    )
-    return columns(headings, rows, left=("",))
+_POINTS: dict[str, Callable[[StreamPoint], RenderableType]] = {
+    "": lambda point: point.what,
+    "resident": lambda point: (
+        "auto" if point.what == "fastest" else f"{point.resident_bytes >> 20}MiB"
+    ),
+    "streams a step": lambda point: size(point.step_bytes),
+    "tokens/s": lambda point: f"{1 / point.step_s:.1f}",
+    "in its turn": lambda point: size(point.turn_bytes),
+    "KV cache": lambda point: if_any(size, point.cache_bytes),
+    "tokens": lambda point: if_any(str, point.cache_tokens),
+}
 
-
-def _table(plan: GpuPlan) -> Table:
-    headings = ("stage", "weights", "KV cache", "tokens", "workspace", "all of it in")
-    rows = (
-        (
-            Text(plain(share.name)),
-            if_any(size, share.weights_bytes),
-            if_any(size, share.cache_bytes),
-            if_any(str, share.cache_tokens),
-            size(share.room_bytes) if share.ours else f"{size(share.room_bytes)}, with weights",
-            if_any(seconds, share.swap_in_s),
-        )
-        for share in plan.shares
-    )
-    return columns(headings, rows, left=("stage",))
+_STAGES: dict[str, Callable[[GpuShare], RenderableType]] = {
+    "stage": lambda share: Text(plain(share.name)),
+    "weights": lambda share: if_any(size, share.weights_bytes),
+    "KV cache": lambda share: if_any(size, share.cache_bytes),
+    "tokens": lambda share: if_any(str, share.cache_tokens),
+    "workspace": lambda share: size(share.room_bytes) + ("" if share.ours else ", with weights"),
+    "all of it in": lambda share: if_any(seconds, share.swap_in_s),
+}

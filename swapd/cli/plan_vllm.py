@@ -65,22 +65,7 @@ def reports_of(
     gpus = {*on, *(gpu for each in files for s in each.deploy.stages for gpu in s.gpus)}
     totals = _totals(gpus, options.device_memory)
     beside = servers(totals)
-    known = [
-        claims.Known(
-            each.deploy,
-            _components(each.deploy, each.sources),
-            pairs(
-                "--room",
-                each.rooms,
-                [s.name for s in each.deploy.stages],
-                parse_size,
-                "8GiB",
-                _MOST,
-            ),
-            _config(each.config, each.sources),
-        )
-        for each in files
-    ]
+    known = list(map(_known, files))
     speed = bandwidth_of(options.bandwidth, None, None)
 
     def plan_with(nbytes: int) -> tuple[list[GpuPlan], list[list[str]]]:
@@ -98,6 +83,13 @@ def reports_of(
     ]
     changes = [_changes(each.deploy, part) for each, part in zip(files, parts, strict=True)]
     return JointPlan(reports, plans, changes)
+
+
+def _known(file: StageFile) -> claims.Known:
+    components, config = _components(file.deploy, file.sources), _config(file.config, file.sources)
+    names = [stage.name for stage in file.deploy.stages]
+    rooms = pairs("--room", file.rooms, names, parse_size, "8GiB", _MOST)
+    return claims.Known(file.deploy, components, rooms, config)
 
 
 def _demands(
@@ -121,13 +113,9 @@ def _demands(
 
 def _part_of(found: Deploy, plans: Sequence[GpuPlan]) -> list[GpuPlan]:
     own = {(s.name, gpu) for s in found.stages for gpu in s.gpus}
-    less = [
-        msgspec.structs.replace(
-            plan, shares=tuple(s for s in plan.shares if (s.name, plan.gpu) in own)
-        )
-        for plan in plans
-    ]
-    return [plan for plan in less if plan.shares]
+    shares = [tuple(s for s in plan.shares if (s.name, plan.gpu) in own) for plan in plans]
+    parts = zip(plans, shares, strict=True)
+    return [msgspec.structs.replace(plan, shares=part) for plan, part in parts if part]
 
 
 # --- the parts of the plan -------------------------------------------------------------------

@@ -131,25 +131,26 @@ def row(what: str, work: RecordedWork, outcome: ReplayTally, chunks: int) -> dic
     }
 
 
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "": lambda one: str(one["what"]),
+    "loads": lambda one: str(one["loads"]),
+    "in": lambda one: size(one["bytes_in"]),
+    "fewest": lambda one: ("" if one["fewest_is_exact"] else ">= ") + size(one["fewest_bytes_in"]),
+    "back": lambda one: size(one["bytes_out"]),
+    "evicted": lambda one: str(one["evictions"]),
+    "acquires": lambda one: str(one["acquires"]),
+    "wait": lambda one: seconds(one["wait_mean_s"]),
+    "p50": lambda one: seconds(one["wait_p50_s"]),
+    "p99": lambda one: seconds(one["wait_p99_s"]),
+    "longest": lambda one: seconds(one["wait_max_s"]),
+}
+
+
 def page(rows: list[dict[str, Any]]) -> Table:
-    headings = ["", "loads", "in", "fewest", "back", "evicted", "acquires"]
-    headings += ["wait", "p50", "p99", "longest"]
-    waits = ("wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s")
-    left_over = any(one["refused"] or one["waiting"] for one in rows)
-    cells = [
-        [
-            one["what"],
-            str(one["loads"]),
-            size(one["bytes_in"]),
-            ("" if one["fewest_is_exact"] else ">= ") + size(one["fewest_bytes_in"]),
-            size(one["bytes_out"]),
-            *map(str, (one["evictions"], one["acquires"])),
-            *(seconds(one[name]) for name in waits),
-            *([f"{one['refused']}, {one['waiting']}"] if left_over else []),
-        ]
-        for one in rows
-    ]
-    return columns(headings + ["refused, never granted"] * left_over, cells, left=("",))
+    cells = dict(_COLUMNS)
+    if any(one["refused"] or one["waiting"] for one in rows):
+        cells["refused, never granted"] = lambda one: f"{one['refused']}, {one['waiting']}"
+    return columns(cells, rows, left=("",))
 
 
 # --- settings under which a recorded run would have waited less -----------------------------------
