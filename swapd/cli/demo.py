@@ -76,13 +76,9 @@ def _show(summary: "run_demo.Summary", wav: Path) -> None:  # type: ignore[name-
     console.print(Text.assemble("Outputs of every stage, with and without swapd: ", verdict))
     console.print(
         f"Peak device memory {size(s.peak_bytes)} of {size(s.sum_bytes)} ({saved:.0%} less), "
-        f"budget {size(s.budget_bytes)}"
-    )
-    console.print(
+        f"budget {size(s.budget_bytes)}\n"
         f"{s.evictions} evictions, {s.loads} loads, {size(s.bytes_in)} copied in, "
-        f"{size(s.bytes_out)} copied back"
-    )
-    console.print(
+        f"{size(s.bytes_out)} copied back\n"
         f"{seconds(s.wait_seconds)} of {seconds(s.total_seconds)} spent waiting for swaps; "
         f"sound in {wav}"
     )

@@ -15,6 +15,7 @@ from safetensors.torch import load
 import swapd_client
 from swapd import spawn
 from swapd.demo import stages, worker
+from swapd.demo.architectures import ARCHITECTURES
 from swapd.shared.errors import UserError
 from swapd.shared.units import size
 
@@ -124,5 +125,5 @@ def _workers() -> Iterator[list[StageProcess]]:
     with ExitStack() as pools:
         yield [
             StageProcess(name, pools.enter_context(ProcessPoolExecutor(1, spawned)))
-            for name in stages.STAGES
+            for name in ARCHITECTURES
         ]

@@ -21,9 +21,7 @@ from typing import Any
 import torch
 
 from swapd.demo import architectures
-from swapd.demo.architectures import BYTE_TOKENS, CODES, SPEECH_END, SPEECH_PAD, SPEECH_START
-
-STAGES = ("thinker", "talker", "token2wav")
+from swapd.demo.architectures import SPEECH_END, SPEECH_PAD, SPEECH_START
 
 SEED = 7
 THINKER_TOKENS = 12
@@ -43,12 +41,15 @@ Tensors = dict[str, torch.Tensor]
 
 def build(stage: str) -> torch.nn.Module:
     """Build one stage, in eval mode."""
-    from transformers.initialization import no_init_weights  # takes seconds to import
+    import transformers  # takes seconds, and write_wav does not need it
+    from transformers.initialization import no_init_weights
 
     # First import all: a module imported under `no_init_weights` may keep its stubs for good.
-    architecture, config = getattr(architectures, stage)()
+    name, settings = architectures.ARCHITECTURES[stage]
+    kind = getattr(transformers, name)
+    config = kind.config_class(**settings)
     with no_init_weights():  # drawing them twice would double the time
-        module: torch.nn.Module = architecture(config)
+        module: torch.nn.Module = kind(config)
     _draw_weights(module, TOKEN2WAV_GAIN if stage == "token2wav" else 1.0)
     return module.eval().requires_grad_(requires_grad=False)
 
@@ -90,7 +91,7 @@ def run_thinker(module: torch.nn.Module, prompt: bytes, sound: torch.Tensor) -> 
         max_new_tokens=THINKER_TOKENS,
         do_sample=False,
         # Bytes only: untrained weights would also answer with placeholders for sounds.
-        suppress_tokens=list(range(BYTE_TOKENS, config.text_config.vocab_size)),
+        suppress_tokens=list(range(architectures.BYTE_TOKENS, config.text_config.vocab_size)),
         pad_token_id=config.text_config.pad_token_id,
         output_hidden_states=True,
         output_logits=True,
@@ -124,7 +125,7 @@ def run_talker(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> T
         # After the reply every step has the same input, and untrained weights repeat one code.
         repetition_penalty=1.3,
         # Nor an end token: untrained weights end anywhere, and equal lengths compare better.
-        suppress_tokens=list(range(CODES, config.vocab_size)),
+        suppress_tokens=list(range(architectures.CODES, config.vocab_size)),
         pad_token_id=config.tts_codec_pad_token_id,
         output_logits=True,
         return_dict_in_generate=True,
