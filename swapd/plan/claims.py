@@ -48,20 +48,91 @@ def of(
 ) -> tuple[dict[int, list[Demand]], list[str]]:
     """Return the demands on each GPU, by its number, and notes about the assumptions. `chunk`: the
     daemons' chunk size. Raises: PlanError."""
-    deploy, rooms = known.deploy, known.rooms
-    found = {c.name: c for c in known.components}
-    sizes = {stage.name: _weights(stage, deploy, found) for stage in deploy.stages}
-    notes: list[str] = []
+    claims = _Claims(known, chunk)
     by_gpu: dict[int, list[Demand]] = {}
-    for stage in deploy.stages:
-        needs = needs_of(stage, rooms.get(stage.name), known.config, chunk) if stage.ours else None
-        layers = -(-needs.layers // stage.pipeline) if needs else 0
-        parts = _parts(stage, sizes[stage.name], found, notes, layers, chunk)
+    for stage in known.deploy.stages:
+        for gpu, demand in claims.of_stage(stage, totals):
+            by_gpu.setdefault(gpu, []).append(demand)
+    return dict(sorted(by_gpu.items())), claims.notes
+
+
+class _Claims:
+    def __init__(self, known: Known, chunk: int) -> None:
+        self._known, self._chunk = known, chunk
+        self._found = {c.name: c for c in known.components}
+        self._weights = {stage.name: self._weights_of(stage) for stage in known.deploy.stages}
+        #: About the assumptions.
+        self.notes: list[str] = []
+
+    def of_stage(
+        self, stage: DeployStage, totals: Mapping[int, int]
+    ) -> Iterator[tuple[int, Demand]]:
+        """Yield the demand on each of its GPUs."""
+        room, config = self._known.rooms.get(stage.name), self._known.config
+        needs = needs_of(stage, room, config, self._chunk) if stage.ours else None
+        parts = self._parts(stage, -(-needs.layers // stage.pipeline) if needs else 0)
+        self.notes += needs.notes if needs else ()
         for gpu in stage.gpus:
-            on = needs or Needs(_by_itself(deploy, stage, parts, rooms, totals[gpu]), said=True)
-            by_gpu.setdefault(gpu, []).append(_claim(stage, parts, on))
-        notes += needs.notes if needs else ()
-    return dict(sorted(by_gpu.items())), notes
+            on = needs or Needs(self._by_itself(stage, parts, totals[gpu]), said=True)
+            yield gpu, _claim(stage, parts, on)
+
+    def _by_itself(self, stage: DeployStage, parts: Sequence[WeightGroup], total: int) -> int:
+        if stage.name in self._known.rooms:
+            return self._known.rooms[stage.name]
+        if stage.kind == "diffusion" and parts:  # a utilisation does not limit it
+            return sum(p.nbytes for p in parts) + kv.USUAL_BYTES["diffusion"]
+        if stage.utilization is None:
+            raise PlanError(
+                f"{self._known.deploy.path}: stage {stage.id} ({stage.name}) has neither swapd's "
+                "worker nor a size: give it a gpu_memory_utilization, or give --room "
+                f"{stage.name}=SIZE"
+            )
+        return round(stage.utilization * total)
+
+    def _weights_of(self, stage: DeployStage) -> list[ModelComponent]:
+        deploy, found = self._known.deploy, self._found
+        if name := next((name for name in names_of(stage) if name in found), None):
+            return [found[name]]
+        if stage.kind == "diffusion" and (made_of := self._pipeline()):
+            return made_of
+        if len(deploy.stages) == 1 and len(found) == 1:
+            return list(found.values())
+        if not stage.ours:
+            return []
+        raise PlanError(
+            f"{deploy.path}: the size of stage {stage.id}'s weights ({stage.name}) is unknown. "
+            f"Give {stage.name}=SIZE, as in {stage.name}=17GiB, or name the folder of the model. "
+            f"Known so far: {', '.join(found) or 'nothing'}"
+        )
+
+    def _pipeline(self) -> list[ModelComponent]:
+        taken = {*STAGES, *(stage.name for stage in self._known.deploy.stages)}
+        return [c for name, c in self._found.items() if name in COMPONENTS and name not in taken]
+
+    def _parts(self, stage: DeployStage, layers: int) -> tuple[WeightGroup, ...]:
+        weights, chunk = self._weights[stage.name], self._chunk
+        if stage.kind == "diffusion" or not weights:
+            return tuple(_of_pipeline(stage, c, chunk) for c in weights)
+        whole = weights[0].share(stage.shards, stage.pipeline)
+        named = stage.offload.cpu_offload_components
+        if named is None or not stage.offload.cpu_offload_enabled:
+            return (_by_layer(stage, weights[0], whole, layers, chunk, stays=stage.stays),)
+        parts = list(self._inner(stage, named))
+        rest = whole - sum(p.nbytes for p in parts)
+        if rest < 0:
+            raise PlanError(f"{stage.name} is smaller than its parts together; check their sizes")
+        stays = stage.name not in named
+        return (_by_layer(stage, weights[0], rest, layers, chunk, stays=stays), *parts)
+
+    def _inner(self, stage: DeployStage, named: Sequence[str]) -> Iterator[WeightGroup]:
+        for name in [f"{stage.name}.{part}" for part in named if part != stage.name]:
+            if (component := self._found.get(name)) is not None:
+                yield _part(name, component.share(stage.shards, stage.pipeline), self._chunk)
+                continue
+            self.notes.append(
+                f"{name}: its size is unknown, so it is taken to stay like the rest; give "
+                f"{name}=SIZE"
+            )
 
 
 class PlainServer(NamedTuple):
@@ -105,25 +176,6 @@ def _claim(stage: DeployStage, parts: tuple[WeightGroup, ...], needs: Needs) -> 
         graphs=stage.graphs and stage.kind != "diffusion" and not streamed,
         eager=stage.graphs and streamed,
     )
-
-
-def _by_itself(
-    deploy: Deploy,
-    stage: DeployStage,
-    parts: Sequence[WeightGroup],
-    rooms: Mapping[str, int],
-    total: int,
-) -> int:
-    if stage.name in rooms:
-        return rooms[stage.name]
-    if stage.kind == "diffusion" and parts:  # a utilisation does not limit it
-        return sum(p.nbytes for p in parts) + kv.USUAL_BYTES["diffusion"]
-    if stage.utilization is None:
-        raise PlanError(
-            f"{deploy.path}: stage {stage.id} ({stage.name}) has neither swapd's worker nor a "
-            f"size: give it a gpu_memory_utilization, or give --room {stage.name}=SIZE"
-        )
-    return round(stage.utilization * total)
 
 
 # --- workspace and KV cache ------------------------------------------------------------------
@@ -258,67 +310,6 @@ def check(name: str, deploy: Deploy) -> None:
 
 def names_of(stage: DeployStage) -> tuple[str, ...]:
     return tuple(filter(None, (stage.name, str(stage.id), _ALSO.get(stage.name))))
-
-
-def _weights(
-    stage: DeployStage, deploy: Deploy, found: Mapping[str, ModelComponent]
-) -> list[ModelComponent]:
-    if name := next((name for name in names_of(stage) if name in found), None):
-        return [found[name]]
-    if stage.kind == "diffusion" and (made_of := _pipeline(deploy, found)):
-        return made_of
-    if len(deploy.stages) == 1 and len(found) == 1:
-        return list(found.values())
-    if not stage.ours:
-        return []
-    raise PlanError(
-        f"{deploy.path}: the size of stage {stage.id}'s weights ({stage.name}) is unknown. Give "
-        f"{stage.name}=SIZE, as in {stage.name}=17GiB, or name the folder of the model. "
-        f"Known so far: {', '.join(found) or 'nothing'}"
-    )
-
-
-def _pipeline(deploy: Deploy, found: Mapping[str, ModelComponent]) -> list[ModelComponent]:
-    taken = {*STAGES, *(stage.name for stage in deploy.stages)}
-    return [c for name, c in found.items() if name in COMPONENTS and name not in taken]
-
-
-def _parts(
-    stage: DeployStage,
-    weights: Sequence[ModelComponent],
-    found: Mapping[str, ModelComponent],
-    notes: list[str],
-    layers: int,
-    chunk: int,
-) -> tuple[WeightGroup, ...]:
-    if stage.kind == "diffusion" or not weights:
-        return tuple(_of_pipeline(stage, c, chunk) for c in weights)
-    whole = weights[0].share(stage.shards, stage.pipeline)
-    named = stage.offload.cpu_offload_components
-    if named is None or not stage.offload.cpu_offload_enabled:
-        return (_by_layer(stage, weights[0], whole, layers, chunk, stays=stage.stays),)
-    parts = list(_inner(stage, named, found, notes, chunk))
-    rest = whole - sum(p.nbytes for p in parts)
-    if rest < 0:
-        raise PlanError(f"{stage.name} is smaller than its parts together; check their sizes")
-    own = _by_layer(stage, weights[0], rest, layers, chunk, stays=stage.name not in named)
-    return (own, *parts)
-
-
-def _inner(
-    stage: DeployStage,
-    named: Sequence[str],
-    found: Mapping[str, ModelComponent],
-    notes: list[str],
-    chunk: int,
-) -> Iterator[WeightGroup]:
-    for name in [f"{stage.name}.{part}" for part in named if part != stage.name]:
-        if (component := found.get(name)) is not None:
-            yield _part(name, component.share(stage.shards, stage.pipeline), chunk)
-            continue
-        notes.append(
-            f"{name}: its size is unknown, so it is taken to stay like the rest; give {name}=SIZE"
-        )
 
 
 def _part(name: str, nbytes: int, chunk: int, *, stays: bool = False) -> WeightGroup:
