@@ -132,8 +132,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuFacts(NamedTuple):
-    """A GPU with its bytes of memory. `overhead` (contexts, graphs) and `budget`: if the user gives
-    them."""
+    """A GPU with its bytes of memory. `overhead` (in place of the estimate for contexts and graphs)
+    and `budget` (of the arena): if the user gives them."""
 
     gpu: int
     total: int

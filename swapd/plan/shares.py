@@ -111,20 +111,10 @@ class GpuPlan(msgspec.Struct, frozen=True):
         return found
 
 
-def divide(
-    gpu: int,
-    claims: Sequence[Demand],
-    total: int,
-    bytes_per_s: float,
-    overhead: int | None = None,
-    budget: int | None = None,
-) -> GpuPlan:
-    """Divide a GPU of `total` bytes; `overhead` replaces the estimate for contexts and graphs.
-
-    `budget`: the size of the arena, if the user gives it. On a GPU without swapd, stages keep their
-    settings. If a stage does not fit, its layers stream. Raises: DoesNotFit, with the sum.
+def divide(card: GpuFacts, claims: Sequence[Demand]) -> GpuPlan:
+    """Divide a GPU. Without swapd on it, stages keep their settings. If a stage does not fit, its
+    layers stream. Raises: DoesNotFit, with the sum.
     """
-    card = GpuFacts(gpu, total, bytes_per_s, overhead, budget)
     try:
         return _divide(card, claims)
     except DoesNotFit as exc:
@@ -208,7 +198,7 @@ def divide_all(
 
     def divided(claims: Mapping[int, Sequence[Demand]]) -> list[GpuPlan]:
         return [
-            divide(gpu, on, totals[gpu], bytes_per_s, overhead, budgets.get(gpu))
+            divide(GpuFacts(gpu, totals[gpu], bytes_per_s, overhead, budgets.get(gpu)), on)
             for gpu, on in claims.items()
         ]
 

@@ -4,7 +4,7 @@ import pytest
 
 from swapd.plan.advise import DoesNotFit
 from swapd.plan.chunks import CALLS_S, Cost, chosen
-from swapd.plan.demands import Demand, WeightGroup
+from swapd.plan.demands import Demand, GpuFacts, WeightGroup
 from swapd.plan.shares import GpuPlan, divide
 from swapd.shared.config import GPU_CHUNK, HOST_CHUNK, LARGE_BUDGET, LARGE_CHUNK
 
@@ -82,7 +82,8 @@ def divided(chunk: int, total: int = 80) -> GpuPlan:
         parts = (WeightGroup(name, nbytes, nbytes, layers=count, layer_bytes=layer, chunk=chunk),)
         return Demand(name=name, stage_id=number, kind="ar", ours=True, parts=parts, room=GIB)
 
-    return divide(0, [stage("a", 0, 40, GIB + MIB), stage("b", 1, 60, 300 * MIB)], total * GIB, 2e9)
+    claims = [stage("a", 0, 40, GIB + MIB), stage("b", 1, 60, 300 * MIB)]
+    return divide(GpuFacts(0, total * GIB, 2e9), claims)
 
 
 @pytest.mark.parametrize("chunk", [2 * MIB, GPU_CHUNK, LARGE_CHUNK])

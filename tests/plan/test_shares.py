@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
-from swapd.plan.demands import Demand, WeightGroup
+from swapd.plan.demands import Demand, GpuFacts, WeightGroup
 from swapd.plan.kv import KvCache
 from swapd.plan.omni import Kind
 from swapd.plan.shares import (
@@ -61,7 +61,7 @@ def layers(name: str, count: int, gib: float, rest: float = 0) -> WeightGroup:
 
 def divided(total: float, *claims: Demand, overhead: float | None = None) -> GpuPlan:
     spare = None if overhead is None else round(overhead * GIB)
-    return divide(0, claims, round(total * GIB), 25e9, spare)
+    return divide(GpuFacts(0, round(total * GIB), 25e9, spare), claims)
 
 
 def refused(total: float, *claims: Demand) -> str:

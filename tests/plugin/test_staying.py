@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
-from swapd.plan.demands import Demand, WeightGroup
+from swapd.plan.demands import Demand, GpuFacts, WeightGroup
 from swapd.plan.shares import divide
 from swapd_client import TooLarge
 from swapd_client.vllm.pipeline import Components
@@ -152,7 +152,8 @@ def test_the_plan_and_the_stages_count_alike_what_stays_and_what_takes_turns(sce
     def planned(late_cache: int) -> int:
         """The bytes of an arena in which these take turns."""
         claims = [claim("talker", 6, 4, stays=True), claim("thinker", 4, late_cache, stays=False)]
-        return divide(0, claims, status.budget_bytes * scale, 1e9, overhead=0).budget_bytes // scale
+        card = GpuFacts(0, status.budget_bytes * scale, 1e9, overhead=0)
+        return divide(card, claims).budget_bytes // scale
 
     terms = KvTerms("drop", prefixes=False, layers=[Layer(0, 2 * MIB)])
     stays = scene.connect("talker", **STAYS)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from swapd.plan.demands import Demand, WeightGroup
+from swapd.plan.demands import Demand, GpuFacts, WeightGroup
 from swapd.plan.omni import Kind
 from swapd.plan.shares import GpuPlan, divide, utilization
 from tests.vllm.engines import Nursery
@@ -31,7 +31,7 @@ def planned(total: int) -> GpuPlan:
         )
         for number, (name, gib, kind) in enumerate(STAGES)
     ]
-    return divide(0, claims, total, 25e9)
+    return divide(GpuFacts(0, total, 25e9), claims)
 
 
 def test_each_stage_has_the_cache_that_was_planned_and_the_arena_is_counted_once(
