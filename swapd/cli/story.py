@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from itertools import chain
+from itertools import chain, groupby
 
 import msgspec
 from rich.text import Text
@@ -116,15 +116,9 @@ def _line(step: StoryStep, said: Text, width: int) -> Text:
 
 
 def _chapters(chapters: list[list[StoryStep]], *, fold: bool) -> Iterator[list[StoryStep] | Text]:
-    quiet: list[list[StoryStep]] = []
-    for chapter in chapters:
-        if fold and all(is_everyday(step.line.record) for step in chapter):
-            quiet.append(chapter)
-            continue
-        yield from _folded(quiet)
-        quiet = []
-        yield chapter
-    yield from _folded(quiet)
+    for quiet, some in groupby(chapters, lambda c: all(is_everyday(s.line.record) for s in c)):
+        told = list(some)
+        yield from _folded(told) if quiet and fold else told
 
 
 def _folded(quiet: list[list[StoryStep]]) -> Iterator[list[StoryStep] | Text]:

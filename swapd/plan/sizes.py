@@ -7,7 +7,7 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
@@ -116,7 +116,10 @@ def of_daemon(status: Iterable[ComponentStatus]) -> list[ModelComponent]:
 def _family(name: str, parts: Mapping[str, int]) -> ModelComponent:
     rest = rest_of(name)
     blocks = [nbytes for part, nbytes in parts.items() if part not in (name, rest)]
-    total = sum(parts.values())
+    return _in_blocks(name, sum(parts.values()), blocks)
+
+
+def _in_blocks(name: str, total: int, blocks: Collection[int]) -> ModelComponent:
     if len(blocks) < 2:
         return ModelComponent(name, total)
     return ModelComponent(name, total, len(blocks), max(blocks), total - sum(blocks))
@@ -254,15 +257,8 @@ def _component(name: str, tensors: Mapping[str, int]) -> ModelComponent:
             key = numbered.group(1), numbered.group(2)
             blocks[key] = blocks.get(key, 0) + nbytes
     total = sum(tensors.values())
-    if len(blocks) < 2 or 2 * sum(blocks.values()) < total:
-        return ModelComponent(name, total)
-    return ModelComponent(
-        name=name,
-        nbytes=total,
-        blocks=len(blocks),
-        block_bytes=max(blocks.values()),
-        rest_bytes=total - sum(blocks.values()),
-    )
+    are_most = 2 * sum(blocks.values()) >= total
+    return _in_blocks(name, total, blocks.values() if are_most else ())
 
 
 # --- configs -----------------------------------------------------------------------------
