@@ -49,12 +49,11 @@ def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> Status |
     except NotRunning as exc:
         if needed:
             raise PlanError(f"{exc}; or give files, folders, or NAME=SIZE") from exc
-        return None
     except Timeout as exc:
         if needed:
             raise
         say_error(f"{exc}. Planned without it")
-        return None
+    return None
 
 
 def components_of(

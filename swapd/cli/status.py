@@ -152,12 +152,18 @@ def _components(rows: Iterable[Family], wide: bool, waits: dict[str, Waits] | No
             max_width=None if wide else narrow,
             overflow="fold",
         )
-    counts = ("in/out", "wasted", "hits", "swap-in") if wide else ()
-    for heading in (*counts, *(("waits p50, p95",) if waits is not None else ())):
+    for heading in _more(wide, waits is not None):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*islice(_cells(row, waits or {}), len(table.columns)))
     return table
+
+
+def _more(wide: bool, waits: bool) -> Iterator[str]:
+    if wide:
+        yield from ("in/out", "wasted", "hits", "swap-in")
+    if waits:
+        yield "waits p50, p95"
 
 
 def _cells(row: Family, waits: dict[str, Waits]) -> Iterator[str | Text]:
