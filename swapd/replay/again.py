@@ -293,11 +293,10 @@ class _Again:
 
     def _note_granted(self, key: Key, grant: actions.Grant) -> None:
         asked = self._asked[key]
-        names, step = grant.names or asked.names, self._steps[asked.step]
         if not grant.spent:
             for lease in asked.spares:
                 self._give_up((key[0], lease))
-        if self._copies.granted(key, names, step, spent=grant.spent):
+        if self._copies.granted(grant, asked.names, self._steps[asked.step]):
             self._there(key)
 
     def _there(self, key: Key) -> None:

@@ -136,12 +136,13 @@ class CopiesUnderWay:
                 done.append(key)
         return done
 
-    def granted(self, key: Key, names: tuple[str, ...], step: WorkStep, *, spent: bool) -> bool:
-        """Return whether all bytes are there. `spent`: the spare leases of `step` have ended."""
-        for lease in spares(step) if spent else ():
+    def granted(self, grant: actions.Grant, names: tuple[str, ...], step: WorkStep) -> bool:
+        """Return whether all bytes are there. `names`: those that the acquire in `step` has."""
+        key = grant.session, grant.request
+        for lease in spares(step) if grant.spent else ():
             self._released((key[0], lease))
-        self.held[key] = names
-        if pending := set(names) & set(self._names.values()):
+        self.held[key] = grant.names or names
+        if pending := set(self.held[key]) & set(self._names.values()):
             self._pending[key] = pending
         return not pending
 
@@ -284,17 +285,13 @@ class WorkReader:
             case actions.Grant():
                 key = (action.session, action.request)
                 asked = self._asked.get(key)
-                if asked and self._granted(key, asked, action):
+                if asked and self._copies.granted(action, asked.names, self._steps[asked.step]):
                     self._there(key)
             case actions.Refuse():
                 asked = self._asked.pop((action.session, action.request), None)
                 if asked is not None:
                     self._steps[asked.step] = self._steps[asked.step]._replace(in_vain=True)
                     self._end(action.session, asked.step)
-
-    def _granted(self, key: Key, asked: _Demand, grant: actions.Grant) -> bool:
-        names, step = grant.names or asked.names, self._steps[asked.step]
-        return self._copies.granted(key, names, step, spent=grant.spent)
 
     def _note_copied(self, generation: int, *, whole: bool) -> None:
         for key in self._copies.ends(generation):
