@@ -146,7 +146,10 @@ def interrupt(call: Callable[[], T], place: Place) -> T | None:
     sys.settrace(_Tracer(sees, place.code))
     try:
         return call()
-    except KeyboardInterrupt as exc:
+    except (KeyboardInterrupt, TypeError) as exc:
+        # in place of one in the `__await__` of an `__anext__`, CPython raises a TypeError from it
+        if isinstance(exc, TypeError) and not isinstance(exc.__cause__, KeyboardInterrupt):
+            raise
         sys.last_value = exc
         return None
     finally:

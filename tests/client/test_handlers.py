@@ -15,6 +15,7 @@ from swapd import spawn
 from swapd.spawn import Spawned
 from swapd_client import Client, ClientClosed, Lease, UnknownComponent
 from swapd_client.leases.cache import Cache
+from swapd_client.session.life import Files
 from tests.interrupts import Place, interrupt, interrupts, places
 
 #: Places of one call, beside those where it has a lock, or reads an answer.
@@ -95,14 +96,15 @@ def test_its_question_takes_no_answer_of_the_interrupted_call(client: Client) ->
 
 
 def close_while_the_lifeline_waits(client: Client) -> None:
-    """Close while the lifeline's thread gives back leases, for which it needs the cache's lock."""
+    """Close while the lifeline's thread gives back leases, for which it needs the cache's lock, or
+    adds files, for which it needs theirs."""
     lifeline = client.session.lifeline
     assert lifeline._thread is not None
     if client.session.error is None:
         lifeline.ring()
         while select.select([lifeline._bell.fileno()], [], [], 0)[0]:
             at = sys._current_frames().get(lifeline._thread.ident or 0)
-            if at is not None and at.f_code is Cache.each.__code__:
+            if at is not None and at.f_code in (Cache.each.__code__, Files.add.__code__):
                 break  # it waits since before the bell, which it will not read
     client.close()
 
