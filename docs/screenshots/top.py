@@ -31,7 +31,7 @@ class Shot(Top):
 
     def draw(self) -> None:
         super().draw()
-        if self._wants(self._live.shown.plain):
+        if self._wants(str(self._live.content)):
             self.call_after_refresh(self._take)
             self._wants = lambda _: False
 
