@@ -15,6 +15,7 @@ torch.set_num_threads(1)
 MIB = 1 << 20
 WIDTH = 1024
 BLOCK = 4 * MIB  # a linear layer
+PASSES = 3
 
 
 class Block(torch.nn.Module):
@@ -90,13 +91,16 @@ def test_a_model_runs_as_it_was_planned(
         for _ in range(3):
             assert torch.equal(model(x), expected)
         before = client.status().bytes_in
-        model(x)
+        for _ in range(PASSES):
+            model(x)
         status = client.status()
         assert status.bytes_out == 0
         assert status.peak_bytes <= room
-        # after its last pass, a stream loads the first blocks again; that may evict kept ones
+        # after its last step, a stream loads the first blocks again; that may evict kept ones
         in_vain = 2 * SLOTS * BLOCK if advice.treated("stream") else 0
-        assert status.bytes_in - before <= advice.moved_bytes + in_vain
+        # and what the next pass uses first is loaded ahead: before the first count, or not
+        ahead = BLOCK * text_encoder
+        assert status.bytes_in - before <= PASSES * (advice.moved_bytes + in_vain) + ahead
 
 
 @pytest.mark.parametrize("name", ['a"]); boom("', "a, b]", "no", "a: b", "größe", "\\", "dit"])
