@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -64,10 +64,27 @@ def await_kept(daemon: Running) -> None:
             """They are mapped first."""
 
 
+def await_parked(daemon: Running, but: int) -> None:
+    """Wait until a keeper other than process `but` has all host copies: that takes a moment."""
+    while True:
+        for pid in children(daemon.process.pid):
+            if pid != but and host_copies(pid) == len(NAMES):
+                return
+
+
+def host_copies(pid: int) -> int:
+    found = 0
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since
+            found += NAME in os.readlink(fd)
+    return found
+
+
 @pytest.mark.parametrize("keeper", ["lives", "is stopped"])
 def test_an_upgrade_keeps_them(folder: Path, files: dict[str, Path], keeper: str) -> None:
     with ended(launched(folder)) as daemon:
         assert all(was_read(daemon, name, path) for name, path in files.items())
+        pid = 0
         if keeper == "is stopped":
             (pid,) = children(daemon.process.pid)
             os.kill(pid, signal.SIGSTOP)
@@ -75,6 +92,7 @@ def test_an_upgrade_keeps_them(folder: Path, files: dict[str, Path], keeper: str
             swapd("upgrade", "-e", daemon.folder)
             await_kept(daemon)
             assert not any(was_read(daemon, name, path) for name, path in files.items())
+        await_parked(daemon, but=pid)
         daemon.stop(signal.SIGKILL)
     with ended(launched(folder)) as daemon:
         await_kept(daemon)
