@@ -28,18 +28,15 @@ def replica(number: int, checkpoint: str, together: Barrier) -> None:
         model = build()
     with swapd.connect(start=True, budget="96MiB") as client, torch.inference_mode():
         client.load(f"model-{number}", checkpoint, model, progress=False)
-        together.wait()
-        if number == 0:
-            held = client.status().host_copy_bytes / 2**20
-            print(f"{REPLICAS} replicas of 80 MiB: {held:.0f} MiB of host copies", flush=True)
         with client.acquire(f"model-{number}", timeout=30):
             y = model(torch.ones(1, 2048, device=next(model.parameters()).device))
             together.wait()
             if number == 0:
-                used = client.status().used_bytes / 2**20
-                print(f"{REPLICAS} leases at once: {used:.0f} MiB of the device", flush=True)
+                s = client.status()
+                host, device = s.host_copy_bytes >> 20, s.used_bytes >> 20
+                print(f"{REPLICAS} share {host} MiB of memory, {device} of the device", flush=True)
             together.wait()
-        print(f"replica {number} answers {float(y.sum()):.4f}", flush=True)
+        print(f"replica {number} answers {float(y.sum()):.4f}\n", end="", flush=True)  # one write
         together.wait()
 
 
@@ -49,10 +46,8 @@ def main() -> None:
         checkpoint = Path(folder, "model.safetensors")
         save_file(build().state_dict(), checkpoint)
         together = start.Barrier(REPLICAS)
-        replicas = [
-            start.Process(target=replica, args=(n, str(checkpoint), together))
-            for n in range(REPLICAS)
-        ]
+        told = [(number, str(checkpoint), together) for number in range(REPLICAS)]
+        replicas = [start.Process(target=replica, args=args) for args in told]
         for process in replicas:
             process.start()
         for process in replicas:

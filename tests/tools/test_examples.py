@@ -34,8 +34,8 @@ ALONE = {
 }
 WITH_OTHERS = {
     "replicas": (
-        "192MiB",
-        r"3 replicas of 80 MiB: 80 MiB of host copies\n(replica \d answers .*\n){3}",
+        "96MiB",
+        r"3 share 80 MiB of memory, 82 of the device\n(replica \d answers .*\n){3}",
     ),
     "two_processes": ("256MiB", r"(answer of 2048 numbers\n|\w+: \d evictions, 0 bytes .*\n){7}"),
 }
