@@ -38,17 +38,22 @@ class Room(NamedTuple):
     victims: list[Component]
     #: All rivals on the device, also those that are leaving already.
     excluded: list[Component]
-    missing: int
 
 
 class Blocked(NamedTuple):
     """The request must wait, until its own components have left or until others can."""
 
-    #: Its own components that must leave before they come in anew; or twins of these that it
-    #: joins once they are in.
-    first: list[Component]
+    #: Its own components that must leave before they come in anew.
+    leaving: list[Component]
+    #: Twins that its own components join once they are in.
+    coming: list[Component]
     #: Components that must leave and cannot now: idle ones, leased ones, rivals.
     by: list[Component]
+
+    @property
+    def by_holders(self) -> bool:
+        """Whether it waits for others to give way, not for a step that comes by itself."""
+        return not (self.leaving or self.coming)
 
 
 # --- never -------------------------------------------------------------------------------
@@ -102,24 +107,26 @@ def room(
     `w` is None for a prefetch of one component. No holder gives way to a prefetch, and nothing
     leaves for a `sequential` component. Only components in `over` may leave; None: any.
     """
-    if first := _first(ledger, w, asked):  # 1
-        return Blocked(first, [])
+    if (steps := _steps_first(ledger, w, asked)) is not None:  # 1
+        return steps
     rivals, missing = ledger.rivals(asked), missing_chunks(ledger, asked)
     if not rivals and missing <= ledger.pool.free:
-        return Room([], [], rivals, missing)
+        return Room([], [], rivals)
     if w is None and asked[0].policy == "sequential":
-        return Blocked([], [])
+        return Blocked([], [], [])
     short = _short(ledger, missing, rivals)
     going = _going(ledger, w, short, rivals, asked, may_evict, over)
     if going is not None:
-        return Room(*going, rivals, missing)
+        return Room(*going, rivals)
     if w is None:
-        return Blocked([], [])
-    return Blocked([], _in_the_way(ledger, w, asked, short, rivals))
+        return Blocked([], [], [])
+    return Blocked([], [], _in_the_way(ledger, w, asked, short, rivals))
 
 
-def _first(ledger: Ledger, w: Waiter | None, asked: list[Component]) -> list[Component]:
-    return [c for c in asked if leaves_first(c, w)] or twins_first(ledger, asked)
+def _steps_first(ledger: Ledger, w: Waiter | None, asked: list[Component]) -> Blocked | None:
+    leaving = [c for c in asked if leaves_first(c, w)]
+    coming = twins_coming(ledger, asked)
+    return Blocked(leaving, coming, []) if leaving or coming else None
 
 
 def _short(ledger: Ledger, missing: int, rivals: list[Component]) -> int:
@@ -189,7 +196,7 @@ def leaves_first(c: Component, w: Waiter | None) -> bool:
     return c.evicting or (c.superseded and must_leave_first(c, w))
 
 
-def twins_first(ledger: Ledger, asked: list[Component]) -> list[Component]:
+def twins_coming(ledger: Ledger, asked: list[Component]) -> list[Component]:
     """Return the twins that absent components wait for, to join them."""
     if not ledger.alike:
         return []
@@ -247,11 +254,8 @@ def _in_the_way(
     others = chain(ledger.idle, _leased_beside(ledger, w.owner), _promised(ledger))
     chosen, short = oldest(short, (c for c in others if c.name not in spare))
     going = needed(chosen, short)
-    return (
-        going
-        + twins.leased_beside(ledger, going)
-        + [r for r in rivals if r.leases or r.name in ledger.idle]
-    )
+    going += twins.leased_beside(ledger, going)
+    return going + [r for r in rivals if r.leases or r.name in ledger.idle]
 
 
 def _leased_beside(ledger: Ledger, agent: Agent) -> Iterable[Component]:

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from heapq import nlargest
 from itertools import islice
 
-from swapd.core.eviction import Refusal, missing_chunks, must_leave_first, twins_first
+from swapd.core.eviction import Refusal, missing_chunks, must_leave_first, twins_coming
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, State, Waiter, is_workspace
 from swapd.shared.protocol import UNANSWERED_MAX, Code
@@ -299,7 +299,7 @@ def blocked(ledger: Ledger, w: Waiter, most: int = NAMED_MAX) -> str:
             f"{' + '.join(old)}: updated, so the holders of the old bytes must release them; "
             f"{held(ledger, most)}"
         )
-    if coming := twins_first(ledger, asked):
+    if coming := twins_coming(ledger, asked):
         return f"{' + '.join(c.name for c in coming)}, with the same bytes, comes in first"
     head = ledger.queue.head(ledger.now)
     if asked and not missing and head is not None and head is not w:

@@ -145,9 +145,9 @@ class Planner:
         if isinstance(found, Room):
             return self._evict(found, asked, w.key)
         self._is_blocked(w, found)
-        for c in found.by:
+        for c in found.by:  # none if it waits for a step that comes by itself
             in_the_way.add(c.name)
-            if not found.first and self._is_quantum_over(c, w.priority, use_s):
+            if self._is_quantum_over(c, w.priority, use_s):
                 wanted.add(c.name)
         return False
 
@@ -178,20 +178,17 @@ class Planner:
         for c in found.victims:
             transfers.evict(self._ledger, c, "room", key)
         still_in = any([r.evicting for r in found.excluded])
-        missing = found.missing
-        if found.rivals:  # one may have been a twin
-            missing = eviction.missing_chunks(self._ledger, asked)
+        missing = eviction.missing_chunks(self._ledger, asked)  # a rival may have been a twin
         return not still_in and missing <= self._ledger.pool.free
 
     def _is_blocked(self, w: Waiter, found: Blocked) -> None:
         """Note that `w` waits for components that leave or come in, or for holders to give way."""
         w.bound = sharing.bound(self._ledger, w, found.by)
-        self._held_up |= not found.first
-        if not found.first or any(c.superseded for c in found.first):
+        self._held_up |= found.by_holders
+        if found.by_holders or any(c.superseded for c in found.leaving):
             admission.tell_waiting(self._ledger, w)
-        for c in found.first:
-            if c.state is State.LOADING and not c.superseded:
-                transfers.hasten(self._ledger, c, min(c.urgency, (0, *w.order)))
+        for twin in found.coming:
+            transfers.hasten(self._ledger, twin, min(twin.urgency, (0, *w.order)))
 
     # --- how long a component stays ------------------------------------------------------
 

@@ -206,8 +206,8 @@ def _room(
 
     found = eviction.room(ledger, w, asked, may_evict)
     if isinstance(found, eviction.Blocked):
-        if found.first:
-            return [], list(dict.fromkeys(map(_comes_first, found.first)))
+        if not found.by_holders:
+            return [], list(dict.fromkeys(_comes_by_itself(found)))
         return [], list(dict.fromkeys(_blocking(ledger, w, asked, found.by, now)))
     victims = [_victim(c, "alternating") for c in found.rivals]
     return victims + [_victim(c, "room") for c in found.victims], []
@@ -217,10 +217,11 @@ def _victim(c: Component, reason: str) -> Victim:
     return Victim(c.name, c.nbytes, c.bytes_back, reason, c.part_of)
 
 
-def _comes_first(c: Component) -> InTheWay:
-    if c.state is State.LOADING and not c.superseded:
-        return InTheWay(_known_as(c), "coming in, with the same bytes")
-    return InTheWay(_known_as(c), "leaving; it can be loaded again when it has left")
+def _comes_by_itself(found: eviction.Blocked) -> Iterable[InTheWay]:
+    for c in found.leaving:
+        yield InTheWay(_known_as(c), "leaving; it can be loaded again when it has left")
+    for twin in found.coming:
+        yield InTheWay(_known_as(twin), "coming in, with the same bytes")
 
 
 def _known_as(c: Component) -> str:
