@@ -105,20 +105,20 @@ class _Collected:
         os.register_at_fork(after_in_child=self.start_over)  # its items belong to the parent
 
     def start_over(self) -> None:
-        self._queue: queue.SimpleQueue[GiveBack] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[GiveBack] = queue.SimpleQueue()
         self._is_running = False
         self._runs_in = 0
 
     def begin(self) -> None:
         """Start the thread. Not for finalizers."""
         if not self._is_running:
-            _thread.start_new_thread(self._run, (self._queue,))
+            _thread.start_new_thread(self._run, (self.queue,))
             self._is_running = True
 
     def flush(self) -> None:
         if self._is_running and threading.get_ident() != self._runs_in:
             done = threading.Event()
-            self._queue.put(done.set)
+            self.queue.put(done.set)
             done.wait(AWAIT_S)
 
     def _run(self, given: "queue.SimpleQueue[GiveBack]") -> None:
@@ -133,7 +133,7 @@ _collected = _Collected()
 
 def give_back_later(give_back: GiveBack) -> None:
     """Call `give_back()` in another thread. For finalizers: takes no lock."""
-    _collected._queue.put(give_back)
+    _collected.queue.put(give_back)
 
 
 def await_given_back() -> None:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ import swapd_client
 from swapd.daemon.host_copies import NAME
 from swapd.shared import runtime_dir
 from swapd_client.weights import safetensors
+from tests.files import host_copies
 
 from .conftest import Running, ended, environment, served, swapd
 
@@ -68,16 +69,8 @@ def await_parked(daemon: Running, but: int) -> None:
     """Wait until a keeper other than process `but` has all host copies: that takes a moment."""
     while True:
         for pid in children(daemon.process.pid):
-            if pid != but and host_copies(pid) == len(NAMES):
+            if pid != but and len(host_copies(pid)) == len(NAMES):
                 return
-
-
-def host_copies(pid: int) -> int:
-    found = 0
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed since
-            found += NAME in os.readlink(fd)
-    return found
 
 
 @pytest.mark.parametrize("keeper", ["lives", "is stopped"])

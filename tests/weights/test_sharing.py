@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 
 from swapd import spawn
 from swapd_client import Client
+from tests.files import host_copies
 from tests.processes import line_of, start_python, tell
 
 MIB = 1 << 20
@@ -75,14 +75,7 @@ def await_components(client: Client, *names: str) -> None:
 
 
 def host_bytes(daemon: spawn.Spawned) -> int:
-    """The daemon's bytes of host copies in memory, mapped or not, each counted once."""
-    seen: dict[int, int] = {}
-    for fd in Path(f"/proc/{daemon.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed since
-            if "memfd:swapd-host-copy" in str(fd.readlink()):
-                at = fd.stat()
-                seen[at.st_ino] = at.st_blocks * 512
-    return sum(seen.values())
+    return sum(host_copies(daemon.pid).values())
 
 
 @pytest.fixture

@@ -244,7 +244,7 @@ def a_lease_and_a_generator_dropped(folder: str) -> None:
             del lease, steps
             gc.collect()
         assert not said, said
-        assert dropped._collected._queue.empty()
+        assert dropped._collected.queue.empty()
 
     in_a_child(drop)
     assert held(client) == before
