@@ -9,7 +9,6 @@ import _thread
 import gc
 import os
 import queue
-import select
 import threading
 import time
 import weakref
@@ -43,7 +42,7 @@ def close_when_collected(
 
     def close_at_last() -> None:
         while session.error is None and in_use():
-            select.select([session.life.ended.fileno()], [], [], LOOK_S)
+            session.life.ended.await_readable(LOOK_S)
         close()
 
     def work() -> None:

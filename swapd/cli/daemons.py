@@ -2,7 +2,6 @@
 
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -192,22 +191,17 @@ def _end(process: OwnedFd, *, now: bool, timeout: float, what: str) -> None:
     give_up = time.monotonic() + timeout
     try:
         signal.pidfd_send_signal(process.fileno(), signal.SIGTERM)
-        if now and not ends_within(process, min(_APART_S, timeout)):
+        if now and not process.await_readable(min(_APART_S, timeout)):
             signal.pidfd_send_signal(process.fileno(), signal.SIGTERM)
-        if not ends_within(process, min(1.0, timeout)):
+        if not process.await_readable(min(1.0, timeout)):
             say_error(f"{what} stops; it may wait for leases until its --stop-timeout is over")
     except ProcessLookupError:
         return
-    if not ends_within(process, max(0.0, give_up - time.monotonic())):
+    if not process.await_readable(max(0.0, give_up - time.monotonic())):
         raise Timeout(
             f"{what} has not ended in {timeout:g} s: leases are held, or its device hangs. Wait, "
             "or `swapd stop --now`, which waits for no lease"
         )
-
-
-def ends_within(process: OwnedFd, within_s: float) -> bool:
-    """Wait for a process (a pidfd) to end; return whether it did."""
-    return bool(select.select([process.fileno()], [], [], within_s)[0])
 
 
 # --- swapd upgrade ----------------------------------------------------------------------
@@ -288,7 +282,7 @@ def _served(folder: Path, process: OwnedFd, what: str, began: float, timeout: fl
                 reply = client.status(timeout=ASKED_S)
                 if reply.uptime_s < time.monotonic() - began:
                     return reply
-        if ends_within(process, LOOK_S):
+        if process.await_readable(LOOK_S):
             raise NotRunning(
                 f"{what} has ended: its own log tells why. No weights are lost, because its "
                 "workers have them: start it again"

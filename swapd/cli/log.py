@@ -1,6 +1,5 @@
 """`swapd log` and `swapd trace`: the swap log for people, as JSON lines, and for Perfetto."""
 
-import select
 import sys
 import time
 from collections import deque
@@ -112,13 +111,13 @@ def follow_log(daemon: ChosenDaemon, view: LogView, lines: int | None) -> None:
         tail = opened.enter_context(closing(Tail(path)))
         view.show(last_run(tail.read()), lines, more=True)
         quiet = 0
-        while not select.select([client.session.life.ended.fileno()], [], [], LOOK_S)[0]:
+        while not client.session.life.ended.await_readable(LOOK_S):
             fresh = tail.read()
             quiet = 0 if fresh else quiet + 1
             if fresh or (view.keeps_back and quiet == QUIET_LOOKS):
                 view.show(fresh, more=bool(fresh))
         if process is not None:
-            select.select([process.fileno()], [], [], LAST_S)
+            process.await_readable(LAST_S)
         view.show(tail.read())
         _say_how_it_ended(client)
 

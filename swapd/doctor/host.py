@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import resource
-import select
 import socket
 import stat
 from collections.abc import Callable
@@ -147,7 +146,7 @@ def huge_pages(setting: Path = _SHMEM_ENABLED) -> Check:
 def pidfd() -> Check:
     def attempt() -> None:
         with OwnedFd(os.pidfd_open(os.getpid())) as fd:
-            if select.select([fd], [], [], 0)[0]:
+            if fd.await_readable(0):
                 raise OSError("says that this process has ended")
 
     return _tried("pidfd", attempt, "works", "use Linux 5.3 or later; allow pidfd_open")

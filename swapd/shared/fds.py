@@ -6,6 +6,7 @@ A packet is bytes and descriptors; its meaning is the caller's.
 import errno
 import os
 import resource
+import select
 import socket
 import struct
 import warnings
@@ -30,6 +31,7 @@ EXHAUSTED = frozenset(
 )
 
 _INT = struct.Struct("i")
+_POLL_MS_MAX = 2**31 - 1
 
 
 class OwnedFd:
@@ -65,6 +67,15 @@ class OwnedFd:
         if self._fd < 0:
             raise ValueError("descriptor is closed")
         return self._fd
+
+    def await_readable(self, within_s: float | None = None) -> bool:
+        """Block until there is something to read; return whether there is.
+
+        `select.select` refuses numbers from 1024 on, which a server's process soon has.
+        """
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        return bool(poll.poll(None if within_s is None else min(within_s * 1000, _POLL_MS_MAX)))
 
     def take(self) -> int:
         """Give up the descriptor: the caller closes it."""

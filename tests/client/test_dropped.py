@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import swapd_client
 from swapd import spawn
 from swapd.shared import runtime_dir
+from swapd.shared.fds import OwnedFd
 from swapd.shared.system import is_stopped
 from swapd_client import dropped
 from swapd_client.session.channel import Channel
@@ -105,6 +107,20 @@ def test_a_lease_in_use_keeps_the_session_of_its_client(folder: Path) -> None:
     lease.release()
     await_sessions(folder, 0)
     assert bytes(view) == b"abc", "private memory"
+
+
+def test_it_is_closed_beside_a_thousand_open_files(folder: Path) -> None:
+    """Numbers from 1024 on do not fit what `select` takes: servers have as many connections."""
+    with ExitStack() as opened:
+        while opened.enter_context(OwnedFd(os.open(os.devnull, os.O_RDONLY))).fileno() < 1024:
+            pass
+        client = swapd_client.connect(folder)
+        client.register("a", {"x": b"abc"})
+        lease, life = client.acquire("a"), client.session.life
+        del client
+        gc.collect()
+        lease.release()
+        life.await_end()
 
 
 def test_an_attached_model_keeps_its_client(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """What a session's thread learns for all others: the session's end, wanted names, descriptors."""
 
 import os
-import select
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
@@ -66,7 +65,7 @@ class Life:
     def await_end(self) -> None:
         """Block until the session has ended. Not under the lock."""
         while self.error is None:
-            select.select([self.ended.fileno()], [], [])
+            self.ended.await_readable()
 
     def leave_to_parent(self) -> None:
         self.left_to_parent = True
