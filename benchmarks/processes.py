@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from swapd import spawn
+from swapd.shared.runtime_dir import KEEPER
 
 MIB = 1 << 20
 #: Seconds after which a daemon that has not stopped counts as hanging.
@@ -47,6 +49,17 @@ def _is_log(fd: Path) -> bool:
         return os.readlink(fd).endswith(".jsonl")
     except OSError:  # closed since it was listed
         return True
+
+
+def keepers(folder: Path) -> list[int]:
+    """The processes that hold host copies for the daemons of this folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if (process / "cwd").samefile(folder) and command[-3:-2] == [KEEPER.encode()]:
+                found.append(int(process.name))
+    return found
 
 
 class Daemon:

@@ -1,6 +1,7 @@
 """`python -m benchmarks.chaos [--seconds S] [--seed N] [--workers N] [--out FILE]`."""
 
 import argparse
+import os
 import random
 import signal
 import subprocess
@@ -15,8 +16,8 @@ import msgspec
 from benchmarks.chaos import counts, shared
 from benchmarks.chaos.counts import Counts
 from benchmarks.chaos.worker import PATIENCE_S
-from benchmarks.processes import Daemon, Figures
-from swapd_client import connect
+from benchmarks.processes import Daemon, Figures, keepers
+from swapd_client import Status, connect
 
 #: Two keep their client through all daemons, and one has an event loop.
 PROGRAMS = ("worker", "stayer", "looper", "stayer", "worker")
@@ -30,6 +31,7 @@ WHAT = {
     "kill the daemon": 1,
     "end the daemon": 1,
     "upgrade the daemon": 1,
+    "kill the keeper": 1,
 }
 
 
@@ -61,6 +63,7 @@ class Chaos:
         settings: dict[str, object] = {
             "isolation": ("strict", "relaxed")[self.did["daemons"] % 2],
             "budget": self.random.choice(("14MiB", "20MiB", "32MiB")),
+            "keep_host": "16MiB",
             "residency_bound": self.random.choice((0, 0.05)),
         }
         if self.random.random() < 0.5:
@@ -122,6 +125,9 @@ class Chaos:
                 self.daemon = self._new_daemon()
             case "upgrade the daemon":
                 self.daemon.upgrade()
+            case "kill the keeper":
+                for pid in keepers(self.daemon.folder):
+                    os.kill(pid, signal.SIGKILL)
             case "end the daemon":
                 if not self.daemon.stop():
                     self.faults.append("the daemon did not stop when it was told to")
@@ -156,25 +162,27 @@ class Chaos:
     def _settled(self) -> Figures:
         with connect(self.daemon.folder, label="observer") as client:
             until = time.monotonic() + PATIENCE_S
-            while len((status := client.status()).sessions) > 1 and time.monotonic() < until:
+            while (left := _left(client.status())) and time.monotonic() < until:
+                client.forget()  # what is kept of the file
                 time.sleep(LOOK_S)
-            left = [c.name for c in status.components]
-            if (
-                len(status.sessions) > 1
-                or left
-                or status.quarantined_bytes
-                or status.host_copy_bytes
-            ):
-                self.faults.append(
-                    f"left behind: {status.sessions}, {left}, {status.quarantined_bytes} bytes "
-                    f"fenced off, {status.host_copy_bytes} bytes of host copies"
-                )
+        if left:
+            self.faults.append(f"left behind: {left}")
         return self.daemon.figures()
 
     def _reap(self, process: "subprocess.Popen[bytes]") -> None:
         process.wait()
         assert process.stdin is not None
         process.stdin.close()
+
+
+def _left(status: Status) -> str:
+    """What a daemon has beside its observer."""
+    sessions = [one for one in status.sessions if one.label != "observer"]
+    copies, fenced = status.host_copy_bytes, status.quarantined_bytes
+    if not (sessions or status.components or copies or fenced):
+        return ""
+    names = [c.name for c in status.components]
+    return f"{sessions}, {names}, {fenced} bytes fenced off, {copies} bytes of host copies"
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ NAMES = (
     "exchanges",
     "workspaces",
     "shared loads",
+    "of these, files read",
     "cancelled",
     "registered again",
     "daemons lost",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import swapd_client
+from benchmarks.processes import keepers
 from swapd.daemon.host_copies import NAME
 from swapd.shared import runtime_dir
 from tests.guarantees.harness import MIB, Daemon, World
@@ -53,20 +54,8 @@ def keep(daemon: Daemon, files: dict[str, Path], *names: str) -> None:
         await_kept(daemon, *names[:at])
 
 
-def keepers(daemon: Daemon) -> list[int]:
-    """The processes that hold host copies for this folder."""
-    found = []
-    for process in Path("/proc").iterdir():
-        with suppress(OSError):
-            command = (process / "cmdline").read_bytes().split(b"\0")
-            here = (process / "cwd").samefile(daemon.folder)
-            if here and command[-3:-2] == [runtime_dir.KEEPER.encode()]:
-                found.append(int(process.name))
-    return found
-
-
 def await_no_keeper(daemon: Daemon) -> None:
-    while keepers(daemon):
+    while keepers(daemon.folder):
         """It looks once in a few seconds whether it can be found."""
 
 
@@ -75,7 +64,8 @@ def await_held(daemon: Daemon, count: int) -> None:
 
     def held() -> int:
         with suppress(OSError):
-            files = [fd for pid in keepers(daemon) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+            folders = [Path(f"/proc/{pid}/fd") for pid in keepers(daemon.folder)]
+            files = [fd for folder in folders for fd in folder.iterdir()]
             return sum(f"memfd:{NAME} " in str(fd.readlink()) for fd in files)
         return -1
 

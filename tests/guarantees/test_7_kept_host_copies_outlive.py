@@ -16,6 +16,7 @@ import pytest
 from safetensors.torch import save_file
 
 import swapd_client
+from benchmarks.processes import keepers
 from swapd.daemon import parked, parking
 from swapd.daemon.host_copies import NAME
 from swapd.daemon.parked import MANIFEST, Manifest
@@ -34,7 +35,6 @@ from tests.guarantees.keeping import (
     await_no_keeper,
     in_place_of_a_daemon,
     keep,
-    keepers,
     kept,
     serve,
     values,
@@ -73,7 +73,7 @@ def test_the_next_daemon_has_them_and_no_file_is_read(
         assert not any(was_read(daemon, name, path) for name, path in files.items())
         await_kept(daemon, *NAMES)
         assert daemon.status().host_copy_bytes == nbytes
-        assert len(keepers(daemon)) == 1
+        assert len(keepers(daemon.folder)) == 1
 
 
 def test_a_daemon_that_stops_in_order_takes_them_with_it(
@@ -91,7 +91,7 @@ def test_a_daemon_that_stops_in_order_takes_them_with_it(
 
 def test_nothing_kept_is_no_process(world: World, files: dict[str, Path]) -> None:
     daemon = serve(world)
-    assert not keepers(daemon)
+    assert not keepers(daemon.folder)
     keep(daemon, files, "talker")
     await_held(daemon, 1)
     daemon.observer.forget()
@@ -99,7 +99,7 @@ def test_nothing_kept_is_no_process(world: World, files: dict[str, Path]) -> Non
     daemon.kill()
     daemon = serve(world, keep_host=0)
     assert was_read(daemon, "talker", files["talker"])
-    assert not keepers(daemon)
+    assert not keepers(daemon.folder)
 
 
 def test_a_daemon_that_cannot_remove_the_keeper_s_socket_serves_on(
@@ -131,7 +131,7 @@ def test_the_keeper_dies_and_another_has_them(world: World, files: dict[str, Pat
     daemon = serve(world)
     keep(daemon, files, *NAMES)
     for _ in range(2):
-        (pid,) = keepers(daemon)
+        (pid,) = keepers(daemon.folder)
         os.kill(pid, signal.SIGKILL)
         await_held(daemon, 0)
         await_held(daemon, 3)
@@ -145,7 +145,7 @@ def test_the_keeper_dies_and_another_has_them(world: World, files: dict[str, Pat
 def test_the_keeper_and_the_daemon_die(world: World, files: dict[str, Path]) -> None:
     daemon = serve(world)
     keep(daemon, files, "talker")
-    (pid,) = keepers(daemon)
+    (pid,) = keepers(daemon.folder)
     os.kill(daemon.pid, signal.SIGSTOP)
     os.kill(pid, signal.SIGKILL)
     daemon.kill()
@@ -159,7 +159,7 @@ def test_a_keeper_that_does_not_answer_delays_no_daemon_for_long(
 ) -> None:
     daemon = serve(world)
     keep(daemon, files, "talker")
-    (pid,) = keepers(daemon)
+    (pid,) = keepers(daemon.folder)
     daemon.kill()
     if by == "a stop":
         os.kill(pid, signal.SIGSTOP)
@@ -171,7 +171,7 @@ def test_a_keeper_that_does_not_answer_delays_no_daemon_for_long(
     assert "the keeper of kept host copies: timed out; what it holds is dropped" in after.log
     assert was_read(after, "talker", files["talker"])
     await_held(after, 1)
-    assert keepers(after) != [pid]
+    assert keepers(after.folder) != [pid]
 
 
 @pytest.mark.parametrize(
