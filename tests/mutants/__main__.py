@@ -24,8 +24,10 @@ from typing import NamedTuple
 from tests.mutants.changes import sites
 from tests.mutants.reached import GROUPS, ROOT, copied, files, tests_of
 
-#: Seconds that the tests of one mutant take without it, and that they may take with it.
-QUIET_S, SECONDS = 20, 90
+#: Seconds that the tests of one mutant may take, by those that they take without it.
+SLACK = 4.5
+#: Seconds that one test may take.
+TEST_S = 90
 #: Trees, each with one mutant at a time.
 AT_ONCE = 2
 CAUGHT, SURVIVED, UNCLEAR = "caught", "SURVIVED", "unclear"
@@ -62,11 +64,11 @@ def sample(groups: Sequence[str], count: int, seed: int) -> list[Mutant]:
     return chosen
 
 
-def failed(tree: Path, tests: Sequence[str], *options: str) -> list[str] | None:
+def failed(tree: Path, tests: Sequence[str], seconds: float, *options: str) -> list[str] | None:
     """The tests of a tree that fail; None if all pass, and [] if they ended in another way."""
     command = [sys.executable, "-m", "pytest", "-qrfE", "-pno:cacheprovider", "-pno:xdist"]
     process = subprocess.Popen(
-        [*command, f"--timeout={SECONDS - 5}", *options, *tests],
+        [*command, f"--timeout={min(seconds, TEST_S) - 5}", *options, *tests],
         cwd=tree,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},  # noqa: TID251
         start_new_session=True,
@@ -75,7 +77,7 @@ def failed(tree: Path, tests: Sequence[str], *options: str) -> list[str] | None:
         text=True,
     )
     try:
-        words = [line.split() for line in process.communicate(timeout=SECONDS)[0].splitlines()]
+        words = [line.split() for line in process.communicate(timeout=seconds)[0].splitlines()]
     except subprocess.TimeoutExpired:
         return []
     finally:
@@ -97,26 +99,27 @@ def _end(tree: Path, process: "subprocess.Popen[str]") -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-def judge(tree: Path, mutant: Mutant, known: dict[str, bool]) -> tuple[str, str]:
-    """Whether the tests notice it, and the test that does.
+def judge(tree: Path, mutant: Mutant, known: dict[str, bool], quiet_s: float) -> tuple[str, str]:
+    """Whether tests that take `quiet_s` without it notice it, and the test that does.
 
     `known`: tests that have failed, and whether they pass without a mutant. Those that do not are
     left out.
     """
     source, _ = mutant.made()
-    tests = tests_of(mutant.path, QUIET_S)
+    tests, seconds = tests_of(mutant.path, quiet_s), SLACK * quiet_s
     for _ in range(5):
         left_out = [f"--deselect={test}" for test, passes in known.items() if not passes]
         (tree / mutant.path).write_text(source)
-        found = failed(tree, tests, "-x", *left_out)
+        found = failed(tree, tests, seconds, "-x", *left_out)
         shutil.copyfile(ROOT / mutant.path, tree / mutant.path)
         if found is None:
             return SURVIVED, ""
         if not found:
-            return (UNCLEAR if failed(tree, tests, "-x", *left_out) == [] else CAUGHT), "no end"
+            is_slow = failed(tree, tests, seconds, "-x", *left_out) == []
+            return UNCLEAR if is_slow else CAUGHT, "no end"
         test = found[0]
         if test not in known:
-            known[test] = failed(tree, [test]) is None
+            known[test] = failed(tree, [test], seconds) is None
         if known[test]:
             return CAUGHT, test
     return UNCLEAR, test
@@ -127,6 +130,9 @@ def main() -> None:
     parser.add_argument("--group", choices=GROUPS, action="append", help="default: all")
     parser.add_argument("--count", type=int, default=20, help="of all groups together")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="of tests for each mutant, without it"
+    )
     options = parser.parse_args()
     groups = options.group or list(GROUPS)
     numbers = {group: {CAUGHT: 0, SURVIVED: 0, UNCLEAR: 0} for group in groups}
@@ -138,7 +144,7 @@ def main() -> None:
 
         def run(mutant: Mutant) -> None:
             tree = trees.get()
-            verdict, test = judge(tree, mutant, known)
+            verdict, test = judge(tree, mutant, known, options.seconds)
             trees.put(tree)
             numbers[mutant.group][verdict] += 1
             print(f"{verdict:8}  {mutant.made()[1]}  {test}", flush=True)  # noqa: T201
