@@ -56,6 +56,13 @@ def hit(n):
         os.write(fd, b"%d\\n" % n)
         os.close(fd)
 """
+#: The keeper runs without swapd.
+IMPORT = """
+try:
+    from swapd._reached import hit as _hit
+except ImportError:
+    _hit = int
+"""
 PLUGIN = """
 import os, time, zlib
 from swapd import _reached
@@ -100,7 +107,7 @@ def instrument(tree: Path) -> list[str]:
                 node.body[bool(ast.get_docstring(node)) : 0] = call
                 homes.append(str(path.relative_to(tree)))
         at = 1 if ast.get_docstring(module) else 0
-        module.body[at:0] = ast.parse("from swapd._reached import hit as _hit").body
+        module.body[at:0] = ast.parse(IMPORT).body
         path.write_text(ast.unparse(ast.fix_missing_locations(module)))
     return homes
 
