@@ -50,7 +50,7 @@ def _measure(models: Path, arguments: argparse.Namespace) -> dict[str, Section]:
     nursery, rounds = Nursery(), arguments.rounds
     measures = {
         "tax": lambda: tax.measure(models, nursery),
-        "turns": lambda: turns.measure(models, nursery),
+        "turns": lambda: turns.measure(models, nursery, arguments.requests),
         "memory": lambda: memory.measure(models, nursery),
         "pipeline": lambda: pipeline.measure(models, nursery, rounds),
         "streaming": lambda: streaming.measure(models, nursery, rounds),
@@ -75,7 +75,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=100, help="to each server of `larger`")
+    parser.add_argument("--requests", type=int, default=100, help="to each of `turns` and `larger`")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON")
     return parser.parse_args()
 
