@@ -1,6 +1,7 @@
 """`swapd pin`, `unpin`, `evict`, `resize`, `forget` and `forecast`."""
 
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from swapd.shared.text import plain
 from swapd.shared.units import parse_size, rate, size
 from swapd_client import Client, InUse
 
-#: Longest time for which a client may keep an unused lease, and the pause between attempts.
+#: Longest time for which a client may keep an unused lease, and the pause between looks.
 _KEPT_S, _AGAIN_S = 0.5, 0.05
 
 Name = Annotated[str, typer.Argument(help="A component, also one with parts")]
@@ -63,15 +64,18 @@ def evict(name: Name, daemon: ChosenDaemon) -> None:
 
 
 def _evict(client: Client, name: str, timeout: float) -> None:
-    """Evict a component, and retry while it is in use: a client may keep an unused lease."""
+    """Evict a component; if it is in use, once more: a client may keep an unused lease for a
+    while."""
+    with suppress(InUse):
+        return client.evict(name, timeout=timeout)
     give_up = time.monotonic() + _KEPT_S
-    while True:
-        try:
-            return client.evict(name, timeout=timeout)
-        except InUse:
-            if time.monotonic() > give_up:
-                raise
+    while time.monotonic() < give_up and _is_leased(client.status(timeout=timeout), name):
         time.sleep(_AGAIN_S)
+    return client.evict(name, timeout=timeout)
+
+
+def _is_leased(reply: Status, name: str) -> bool:
+    return any(c.leases for c in _members(reply, name))
 
 
 def _members(reply: Status, name: str) -> list[ComponentStatus]:
