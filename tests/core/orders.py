@@ -11,8 +11,8 @@ import argparse
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from itertools import islice
+from functools import cache, partial
+from itertools import chain, islice
 from multiprocessing import get_context
 from typing import Any
 
@@ -94,39 +94,44 @@ def state(w: World) -> int:
 
 
 def _flatten(thing: Any, flat: list[Any], seen: dict[int, int]) -> None:
-    if thing is None or isinstance(thing, int | float | str):
-        flat.append(thing)
-        return
-    if id(thing) in seen:
-        flat.append(("seen", seen[id(thing)]))
-        return
     seen[id(thing)] = len(seen)
     for part in _parts(thing):
-        _flatten(part, flat, seen)
+        if part is None or isinstance(part, int | float | str):
+            flat.append(part)
+        elif (before := seen.get(id(part))) is not None:
+            flat.append(("seen", before))
+        else:
+            _flatten(part, flat, seen)
     flat.append("end")
 
 
 def _parts(thing: Any) -> Iterable[Any]:
     if isinstance(thing, dict):
-        return [part for item in thing.items() for part in item]
-    if isinstance(thing, set | frozenset):
-        return sorted(thing, key=repr)
+        return chain.from_iterable(thing.items())
     if isinstance(thing, list | tuple):
         return thing
-    names = getattr(thing, "__struct_fields__", None) or getattr(thing, "__slots__", None)
-    fields = sorted(set(names or vars(thing)) - IRRELEVANT)
-    return [type(thing).__name__, *(part for f in fields for part in (f, getattr(thing, f, None)))]
+    if isinstance(thing, set | frozenset):
+        return sorted(thing, key=repr)
+    kind = type(thing)
+    slots = getattr(kind, "__struct_fields__", None) or getattr(kind, "__slots__", None)
+    fields = _relevant(tuple(slots or vars(thing)))
+    return [kind.__name__, *(part for f in fields for part in (f, getattr(thing, f, None)))]
 
 
-def after(world: bytes, more: bool) -> list[tuple[int, bytes]]:
-    """All worlds that one move makes of this one."""
+@cache
+def _relevant(names: tuple[str, ...]) -> list[str]:
+    return sorted(set(names) - IRRELEVANT)
+
+
+def after(world: bytes, more: bool, last: bool) -> list[tuple[int, bytes]]:
+    """All worlds that one move makes of this one. Of the `last`, only what tells them apart."""
     made = []
     for i in range(sum(1 for _ in moves(pickle.loads(world), more))):
         w: World = pickle.loads(world)
         next(islice(moves(w, more), i, None))()
         w.log.clear()
         w.answers.clear()
-        found, copy = state(w), pickle.dumps(w)
+        found, copy = state(w), b"" if last else pickle.dumps(w)
         if found % WOUND_UP == 0:
             wind_up(w)
         made.append((found, copy))
@@ -138,9 +143,9 @@ def explore(depth: int, *, strict: bool, more: bool, workers: int) -> Iterator[i
     first = begin(strict=strict)
     seen, worlds = {state(first)}, [pickle.dumps(first)]
     with get_context("fork").Pool(workers) as pool:  # hashes of strings are those of this process
-        for _ in range(depth):
-            found = dict[int, bytes]()
-            for made in pool.imap_unordered(partial(after, more=more), worlds, chunksize=16):
+        for left in range(depth, 0, -1):
+            found, then = dict[int, bytes](), partial(after, more=more, last=left == 1)
+            for made in pool.imap_unordered(then, worlds, chunksize=16):
                 found.update((key, world) for key, world in made if key not in seen)
             worlds = list(found.values())
             seen |= found.keys()
