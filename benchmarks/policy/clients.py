@@ -12,8 +12,9 @@ from typing import Literal, NamedTuple
 
 from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
-from swapd.core.records import Rules, State
+from swapd.core.records import Rules
 from swapd.core.sharing import usual_s, worth
+from swapd.core.states import State
 from swapd.replay.again import SimulatedMachine
 from swapd.shared import protocol
 

@@ -24,15 +24,9 @@ from swapd.core.eta import BEHIND, eta
 from swapd.core.eviction import Refusal
 from swapd.core.ledger import Ledger
 from swapd.core.queue import LOOKED_AT
-from swapd.core.records import Component, Key, State, Waiter, is_workspace, workspace_name
-from swapd.shared.protocol import (
-    NUMBER_MAX,
-    Acquire,
-    AcquireWorkspace,
-    Cancel,
-    Code,
-    Release,
-)
+from swapd.core.records import Component, Key, Waiter, is_workspace, workspace_name
+from swapd.core.states import State
+from swapd.shared.protocol import NUMBER_MAX, Acquire, AcquireWorkspace, Cancel, Code
 
 _seq = attrgetter("seq")
 
@@ -42,9 +36,9 @@ _seq = attrgetter("seq")
 
 def on_acquire(ledger: Ledger, session: int, asked: Acquire) -> None:
     key = (session, asked.id)
-    if problem := explain.unheard(ledger, key):
-        return ledger.refuse(key, *problem)
-    _note_use(ledger, session, asked)
+    if leases.is_replayed(ledger, key):
+        return ledger.refuse(key, "bad_request", explain.REPLAYED)
+    leases.note_use(ledger, (session, asked.agent), asked.holds)
     due = 0 if asked.due_s is None else requests.due(asked.due_s, ledger.now)
     w = _waiter(ledger, session, asked, asked.names, due)
     w.await_registration, w.early = asked.await_registration, asked.early
@@ -61,20 +55,14 @@ def on_acquire(ledger: Ledger, session: int, asked: Acquire) -> None:
 
 def on_acquire_workspace(ledger: Ledger, session: int, asked: AcquireWorkspace) -> None:
     key = (session, asked.id)
-    if problem := explain.unheard(ledger, key):
-        return ledger.refuse(key, *problem)
+    if leases.is_replayed(ledger, key):
+        return ledger.refuse(key, "bad_request", explain.REPLAYED)
     if workspace_name(*key) in ledger.components:
         return ledger.refuse(key, "bad_request", explain.REPLAYED)  # its memory is on its way back
     chunks = ledger.chunks_for(asked.nbytes)
     name = transfers.open_workspace(ledger, key, asked.nbytes, chunks)
-    _note_use(ledger, session, asked)
+    leases.note_use(ledger, (session, asked.agent), asked.holds)
     _ask(ledger, _waiter(ledger, session, asked, (name,)), [])
-
-
-def _note_use(ledger: Ledger, session: int, asked: Acquire | AcquireWorkspace) -> None:
-    """Note which leases its agent uses, on which every later verdict depends."""
-    if leases.note_use(ledger, (session, asked.agent), asked.holds):
-        ledger.replan |= ledger.somebody_waits
 
 
 def _waiter(
@@ -98,12 +86,6 @@ def _waiter(
         due=due,
         spare=asked.spare,
     )
-
-
-def on_release(ledger: Ledger, session: int, asked: Release) -> None:
-    # without effect if the lease was released before, or its session is gone
-    if not leases.end_start(ledger, (session, asked.lease)):
-        leases.release(ledger, session, asked)
 
 
 def on_cancel(ledger: Ledger, session: int, asked: Cancel) -> None:

@@ -10,7 +10,8 @@ from itertools import pairwise
 from swapd.core import eviction, explain, following, requests, transfers, twins
 from swapd.core.actions import Foresee
 from swapd.core.ledger import Ledger
-from swapd.core.records import OPERATOR, Component, Follower, State
+from swapd.core.records import OPERATOR, Component, Follower
+from swapd.core.states import State
 from swapd.shared.protocol import Follows, Prefetch
 
 #: Most components with followers. Followers that were only observed may fill half of it.
@@ -21,8 +22,6 @@ FOLLOWED_MAX = 256
 
 def on_prefetch(ledger: Ledger, session: int, asked: Prefetch) -> None:
     key = (session, asked.id)
-    if ledger.stopping:
-        return ledger.refuse(key, "stopping", explain.STOPPING)
     names = ledger.expand(asked.names)
     if asked.over is not None:
         names = tuple(name for name in names if ledger.may_be_acquired(name))

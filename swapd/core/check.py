@@ -9,8 +9,9 @@ from typing import Any
 from swapd.core import sharing, twins
 from swapd.core.chunks import count
 from swapd.core.ledger import HITS_MAX, OTHERS, Ledger
-from swapd.core.records import OPERATOR, Agent, Component, Key, State
+from swapd.core.records import OPERATOR, Agent, Component, Key
 from swapd.core.residency import Residency
+from swapd.core.states import State
 from swapd.shared.protocol import Runs
 
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from swapd.core import eviction, explain, twins
 from swapd.core.ledger import Ledger
 from swapd.core.queue import LOOKED_AT
-from swapd.core.records import Component, State, Waiter
+from swapd.core.records import Component, Waiter
+from swapd.core.states import State
 from swapd.shared.units import seconds
 
 #: Most leased components that one waiter may count on, in the order of giving way.

@@ -13,7 +13,8 @@ from swapd.core import twins
 from swapd.core.actions import Reason
 from swapd.core.foresight import Candidate, going, needed, oldest, victims
 from swapd.core.ledger import Ledger
-from swapd.core.records import Agent, Component, State, Waiter
+from swapd.core.records import Agent, Component, Waiter
+from swapd.core.states import State
 from swapd.shared.protocol import Code
 
 MayEvict = Callable[[Component], bool]

@@ -8,8 +8,8 @@ from itertools import islice
 
 from swapd.core.eviction import Refusal, missing_chunks, must_leave_first, twins_coming
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Key, State, Waiter, is_workspace
-from swapd.shared.protocol import UNANSWERED_MAX, Code
+from swapd.core.records import Component, Waiter, is_workspace
+from swapd.core.states import State
 from swapd.shared.units import size
 
 STOPPING = "swapd is stopping; once it is back, the next call of this client joins it"
@@ -31,26 +31,6 @@ STARTS_WITH_NOTHING = (
     "leases first"
 )
 WAITS_NO_MORE = "no acquire of this session with this number waits"
-TOO_MANY_REQUESTS = (
-    f"{UNANSWERED_MAX} requests of this session wait for their reply, which is the limit: wait "
-    "for some of them, or cancel them"
-)
-
-
-TOO_MANY_NAMES = (
-    "the requests of this session that wait for their reply name too many components: wait for "
-    "some of them, or cancel them"
-)
-
-
-def unheard(ledger: Ledger, key: Key) -> tuple[Code, str] | None:
-    """Return why an acquire is refused whatever it names: its id is in use, or swapd stops."""
-    session = ledger.sessions.get(key[0])
-    if session is None or key in ledger.starts:
-        return "bad_request", REPLAYED
-    if key[1] in session.waiters or key[1] in session.leases:
-        return "bad_request", REPLAYED
-    return ("stopping", STOPPING) if ledger.stopping else None
 
 
 def who(ledger: Ledger, session: int) -> str:
@@ -395,14 +375,11 @@ def _next(ledger: Ledger, why: str) -> str:
 def copy_failed(ledger: Ledger, c: Component, why: str) -> str:
     if c.scratch and c.state is State.LOADING:
         return f"bringing in {c.name!r} failed ({why}){_next(ledger, why)}"
-    where = (
-        "device: it is still in host memory"
-        if c.state is State.LOADING
-        else ("host: it is still on the device")
-    )
+    comes = c.state is State.LOADING
+    to, still = ("device", "in host memory") if comes else ("host", "on the device")
     return (
-        f"copying {c.name!r} ({size(c.nbytes)}) failed ({why}), and it did not reach the "
-        f"{where}{_next(ledger, why)}"
+        f"copying {c.name!r} ({size(c.nbytes)}) failed ({why}), and it did not reach the {to}: "
+        f"it is still {still}{_next(ledger, why)}"
     )
 
 
@@ -416,12 +393,6 @@ def lend_failed(ledger: Ledger, c: Component, why: str) -> str:
 
 
 def lost(c: Component) -> str:
-    if c.scratch:
-        return (
-            f"its worker ended with {c.name!r} on the device; its writes since the last save "
-            "are gone"
-        )
-    return (
-        f"its worker ended with {c.name!r} on the device; its writes since the last "
-        "write-back are gone, and the host copy has the state before"
-    )
+    before = "write-back are gone, and the host copy has the state before"
+    last = "save are gone" if c.scratch else before
+    return f"its worker ended with {c.name!r} on the device; its writes since the last {last}"

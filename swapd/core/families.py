@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from swapd.core import explain, transfers
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Key, State
+from swapd.core.records import Component, Key
+from swapd.core.states import State
 from swapd.shared.protocol import Code, EvictNow, Pin, Resize, rest_of
 from swapd.shared.units import size
 
@@ -106,9 +107,6 @@ def on_pin(ledger: Ledger, session: int, asked: Pin) -> None:
 
 
 def _members(ledger: Ledger, key: Key, name: str) -> list[Component] | None:
-    if ledger.stopping:
-        ledger.refuse(key, "stopping", explain.STOPPING)
-        return None
     if (family := ledger.families.get(name)) is not None:
         return list(family.values())
     if ledger.may_be_acquired(name):

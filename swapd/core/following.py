@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from swapd.core.actions import Foreseen, Outcome
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Follower, State
+from swapd.core.records import Component, Follower
+from swapd.core.states import State
 
 #: A follower with less trust is not loaded.
 TRUSTED = 0.5

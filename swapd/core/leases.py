@@ -61,15 +61,23 @@ def _note_turn(ledger: Ledger, number: int, held: list[Component]) -> None:
         session.turn, session.turn_chunks = {c.name: None for c in own}, chunks
 
 
-def note_use(ledger: Ledger, owner: Agent, holds: tuple[int, ...] | None) -> bool:
+def is_replayed(ledger: Ledger, key: Key) -> bool:
+    """Return whether an acquire has a number that is in use, or its session is not open."""
+    session = ledger.sessions.get(key[0])
+    if session is None or key in ledger.starts:
+        return True
+    return key[1] in session.waiters or key[1] in session.leases
+
+
+def note_use(ledger: Ledger, owner: Agent, holds: tuple[int, ...] | None) -> None:
     """Note that of its session's leases, `owner` uses those in `holds` and no others; None: all its
-    own. Return whether that changes anything.
+    own. Every later verdict depends on that.
 
     Its other leases go to NOBODY, which never waits: the client releases them on request, so they
     are no part of a deadlock and let `owner` share nothing.
     """
     if holds is None:
-        return False
+        return
     session, agent = owner
     in_use = {(session, number) for number in holds}
     held = ledger.holders.by_agent.get(owner)
@@ -81,7 +89,7 @@ def note_use(ledger: Ledger, owner: Agent, holds: tuple[int, ...] | None) -> boo
     for key, other in moves:
         lease = ledger.leases[key]
         ledger.holders.hand(key, lease, other, ledger.named(lease.names))
-    return bool(moves)
+    ledger.replan |= bool(moves) and ledger.somebody_waits
 
 
 def take_back(
@@ -195,8 +203,8 @@ def take_from_all(ledger: Ledger, c: Component) -> None:
 def on_acquire_start(ledger: Ledger, session: int, asked: AcquireStart) -> None:
     """Queue for the turn. Refuse a session with leases: others would wait for both."""
     key, starts = (session, asked.id), ledger.starts
-    if problem := explain.unheard(ledger, key):
-        return ledger.refuse(key, *problem)
+    if is_replayed(ledger, key):
+        return ledger.refuse(key, "bad_request", explain.REPLAYED)
     if ledger.sessions[session].leases or any(other == session for other, _ in starts):
         return ledger.refuse(key, "conflict", explain.STARTS_WITH_NOTHING)
     starts[key] = ledger.now
@@ -209,6 +217,12 @@ def on_acquire_start(ledger: Ledger, session: int, asked: AcquireStart) -> None:
         if until is not None:
             ledger.start_deadlines.set(key, until)
         ledger.out.append(Waiting(*key, (THE_START,), explain.starting(ledger)))
+
+
+def on_release(ledger: Ledger, session: int, asked: Release) -> None:
+    # without effect if the lease was released before, or its session is gone
+    if not end_start(ledger, (session, asked.lease)):
+        release(ledger, session, asked)
 
 
 def end_start(ledger: Ledger, key: Key) -> bool:

@@ -11,18 +11,9 @@ from swapd.core.contents import Contents
 from swapd.core.foresight import Foresight
 from swapd.core.lru import Holders, IdleOrder
 from swapd.core.queue import Deadlines, WaitQueue
-from swapd.core.records import (
-    Component,
-    Follower,
-    Key,
-    Lane,
-    Lease,
-    Rules,
-    Session,
-    State,
-    Transfer,
-)
+from swapd.core.records import Component, Follower, Key, Lane, Lease, Rules, Session, Transfer
 from swapd.core.requests import names_of
+from swapd.core.states import State
 from swapd.shared.protocol import (
     WASTED_LAST,
     WASTED_S,

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from swapd.core.queue import Ranked
-from swapd.core.records import Agent, Component, Key, Lease, State
+from swapd.core.records import Agent, Component, Key, Lease
+from swapd.core.states import State
 
 #: Places in the order of eviction: loads that nobody wants, `sequential` components loaded ahead,
 #: scratch that leaves without a copy, unused components and families, families in use, loads that a

@@ -10,7 +10,8 @@ from swapd.core import admission, deadlock, eviction, sharing, transfers, twins
 from swapd.core.eviction import Blocked, Room
 from swapd.core.ledger import Ledger
 from swapd.core.queue import LOOKED_AT
-from swapd.core.records import Component, Key, State, Waiter
+from swapd.core.records import Component, Key, Waiter
+from swapd.core.states import State
 from swapd.shared.protocol import NUMBER_MAX
 
 #: While a component is in the way, another agent of its holders' sessions may lease it after this

@@ -1,12 +1,12 @@
 """The data records of the core."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
 from swapd.core.actions import Reason, Urgency
+from swapd.core.states import COMPONENT_CHANGES, LEAVING, WORKSPACE_CHANGES, State
 from swapd.shared.protocol import NUMBER_MAX, Policy, Ranges, Release, Runs, Scratch, Tally
 
 #: (session, request): names a waiter, and later its lease.
@@ -47,49 +47,6 @@ class Rules(msgspec.Struct, frozen=True):
     order: tuple[tuple[str, ...], ...] = ()  # what follows what, whatever sessions say
     unread_timeout_s: float = 60.0  # longest time in which a session reads none of its messages
     keep_host: int = 0  # most bytes of host copies that are kept without a component
-
-
-class State(StrEnum):
-    FILLING = "filling"  # the worker fills the host copy; may not be acquired yet
-    ABSENT = "absent"
-    LOADING = "loading"
-    RESIDENT = "resident"
-    STOPPING = "stopping"  # its load is ended early
-    REVOKING = "revoking"  # waits for the worker's acknowledgement
-    WRITING_BACK = "writing back"
-    RECLAIMING = "reclaiming"  # a workspace whose memory is on its way back
-
-
-_LEAVING = (State.STOPPING, State.REVOKING, State.WRITING_BACK, State.RECLAIMING)
-
-#: Allowed state changes, with the events and actions that cause them.
-COMPONENT_CHANGES = {
-    (State.FILLING, State.ABSENT): "`Commit`, `HostCopySealed`",
-    (State.ABSENT, State.LOADING): "`CopyIn`",
-    (State.LOADING, State.RESIDENT): "`CopiedIn`",
-    (
-        State.LOADING,
-        State.REVOKING,
-    ): "`CopyFailed`, and its worker has mapped the chunks: `SendRevoke`",
-    (State.LOADING, State.ABSENT): "`CopyFailed`",
-    (State.LOADING, State.STOPPING): "`Evict`, `StopCopy`",
-    (State.STOPPING, State.ABSENT): "`CopyStopped`, or `CopiedIn`, `CopyFailed`",
-    (State.RESIDENT, State.REVOKING): "`Evict`, and if its worker has mapped it `SendRevoke`",
-    (State.REVOKING, State.ABSENT): "`RevokeAck`, and there is nothing to save",
-    (State.REVOKING, State.WRITING_BACK): "`RevokeAck`, `CopyOut`",
-    (State.WRITING_BACK, State.ABSENT): "`CopiedOut`; for scratch also `CopyFailed`, `Lost`",
-    (State.WRITING_BACK, State.RESIDENT): "`CopyFailed`: it stays, with its worker's writes",
-}
-
-#: A workspace has no host copy, and exists for one lease.
-WORKSPACE_CHANGES = {
-    (State.ABSENT, State.LOADING): "`Lend`",
-    (State.LOADING, State.RESIDENT): "`Lent`",
-    (State.LOADING, State.ABSENT): "`CopyFailed`",
-    (State.LOADING, State.RECLAIMING): "its request ended; `Reclaim` follows `Lent`",
-    (State.RESIDENT, State.RECLAIMING): "its release, `Reclaim`",
-    (State.RECLAIMING, State.ABSENT): "`Reclaimed` without `runs`: it is gone",
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -284,7 +241,7 @@ class Component:
 
     @property
     def evicting(self) -> bool:
-        return self.state in _LEAVING
+        return self.state in LEAVING
 
     @property
     def stoppable(self) -> bool:

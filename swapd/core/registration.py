@@ -11,7 +11,8 @@ from swapd.core.events import (
     HostCopySealed,
 )
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Renewal, State, is_workspace
+from swapd.core.records import Component, Renewal, is_workspace
+from swapd.core.states import State
 from swapd.shared.protocol import Code, Commit, Forget, GiveUp, Register, Unregister, Update
 
 
@@ -28,8 +29,6 @@ def _unregisterable(
 ) -> tuple[Code, str] | None:
     if session not in ledger.sessions:
         return "bad_request", explain.REPLAYED
-    if ledger.stopping:
-        return "stopping", explain.STOPPING
     if problem := _misnamed(ledger, session, asked):
         return problem
     fixed = ledger.never_leaving() if asked.policy == "permanent" else 0
@@ -161,8 +160,6 @@ def on_update(ledger: Ledger, session: int, asked: Update) -> None:
         return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c, "update"))
     if c.mutable:
         return ledger.refuse(key, "bad_request", explain.written_under_a_lease(c))
-    if ledger.stopping:
-        return ledger.refuse(key, "stopping", explain.STOPPING)
     if c.renewal is not None:
         return ledger.refuse(key, "in_use", explain.being_updated(ledger, c))
     begin(ledger, c, asked.id)

@@ -35,7 +35,8 @@ from swapd.core.events import (
 )
 from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
-from swapd.core.records import Component, Rules, State, Transfer
+from swapd.core.records import Component, Rules, Transfer
+from swapd.core.states import State
 from swapd.shared import protocol
 from swapd.shared.units import size
 
@@ -206,7 +207,7 @@ _REQUESTS: dict[type, Callable[[Ledger, int, Any], None]] = {
     protocol.Acquire: admission.on_acquire,
     protocol.AcquireWorkspace: admission.on_acquire_workspace,
     protocol.AcquireStart: leases.on_acquire_start,
-    protocol.Release: admission.on_release,
+    protocol.Release: leases.on_release,
     protocol.Cancel: admission.on_cancel,
     protocol.Prefetch: ahead.on_prefetch,
     protocol.Follows: ahead.on_follows,
@@ -220,6 +221,13 @@ _REQUESTS: dict[type, Callable[[Ledger, int, Any], None]] = {
     protocol.Unregister: registration.on_unregister,
     protocol.Forget: registration.on_forget,
 }
+
+
+#: Requests that begin something, which swapd refuses once it stops.
+_BEGINS = (
+    *(protocol.Acquire, protocol.AcquireWorkspace, protocol.AcquireStart, protocol.Prefetch),
+    *(protocol.Register, protocol.Update, protocol.Resize, protocol.Pin, protocol.EvictNow),
+)
 
 
 class Residency:
@@ -258,7 +266,10 @@ class Residency:
         ledger.now = event.now
         if type(event) is events.SessionRequest:
             asked = ledger.request = event.request
-            _REQUESTS[type(asked)](ledger, event.session, asked)
+            if ledger.stopping and isinstance(asked, _BEGINS):
+                ledger.refuse((event.session, asked.id), "stopping", explain.STOPPING)
+            else:
+                _REQUESTS[type(asked)](ledger, event.session, asked)
         else:
             _HANDLERS[type(event)](ledger, event)
         if ledger.room_differs:

@@ -26,7 +26,8 @@ from swapd.core.events import (
     Unread,
 )
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Rules, Session, State, Transfer
+from swapd.core.records import Component, Rules, Session, Transfer
+from swapd.core.states import State
 from swapd.shared.protocol import Runs
 
 #: Debts to read messages, from the lifeline or among the replies. Any other debt, to let go of lent

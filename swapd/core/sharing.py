@@ -17,7 +17,8 @@ from swapd.core.eviction import (
     usual_use_s,
 )
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State, Waiter
+from swapd.core.records import Component, Waiter
+from swapd.core.states import State
 from swapd.shared.protocol import NUMBER_MAX
 
 #: The head is overtaken for at most this multiple of the time of its load.

@@ -12,9 +12,10 @@ from itertools import islice
 from swapd.core import eta, eviction, explain, sharing, twins
 from swapd.core.actions import Urgency
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State, Transfer, Waiter
+from swapd.core.records import Component, Transfer, Waiter
 from swapd.core.residency import Residency
 from swapd.core.sessions import LIFELINE, REPLIES
+from swapd.core.states import State
 from swapd.shared.protocol import (
     NAMES_SHOWN,
     WAITS_SHOWN,

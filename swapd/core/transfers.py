@@ -21,7 +21,8 @@ from swapd.core.actions import (
 )
 from swapd.core.chunks import count, without
 from swapd.core.ledger import OTHERS, Ledger, observe
-from swapd.core.records import Component, Key, State, Transfer, workspace_name
+from swapd.core.records import Component, Key, Transfer, workspace_name
+from swapd.core.states import State
 from swapd.shared.protocol import Histogram, Runs
 
 # --- in ----------------------------------------------------------------------------------

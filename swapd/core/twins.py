@@ -7,7 +7,8 @@ with the last that leaves them. Of twins that nobody needs, one stays.
 from collections.abc import Collection, Hashable, Iterable
 
 from swapd.core.ledger import Ledger, drop_member
-from swapd.core.records import Component, State
+from swapd.core.records import Component
+from swapd.core.states import State
 
 
 def to_join(ledger: Ledger, c: Component) -> Component | None:

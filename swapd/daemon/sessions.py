@@ -24,6 +24,14 @@ SESSIONS_MAX = 1024
 SESSIONS_OF_ONE_MAX = 256
 #: Limit of characters of names in a session's open requests: a wait keeps about two bytes for each.
 NAMES_CHARS_MAX = 16 << 20
+_TOO_MANY_REQUESTS = (
+    f"{protocol.UNANSWERED_MAX} requests of this session wait for their reply, which is the limit: "
+    "wait for some of them, or cancel them"
+)
+_TOO_MANY_NAMES = (
+    "the requests of this session that wait for their reply name too many components: wait for "
+    "some of them, or cancel them"
+)
 #: Sessions' share of all descriptors.
 SESSIONS_SHARE = 10
 
@@ -264,5 +272,5 @@ class Sessions:
 
 def _one_too_many(connection: WorkerConnection) -> str | None:
     if len(connection.unanswered) >= protocol.UNANSWERED_MAX:
-        return explain.TOO_MANY_REQUESTS
-    return explain.TOO_MANY_NAMES if connection.names_chars >= NAMES_CHARS_MAX else None
+        return _TOO_MANY_REQUESTS
+    return _TOO_MANY_NAMES if connection.names_chars >= NAMES_CHARS_MAX else None

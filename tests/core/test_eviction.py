@@ -12,7 +12,8 @@ from swapd.core.eviction import quantum_s, stays_until
 from swapd.core.families import room_to_keep, spread
 from swapd.core.ledger import Ledger
 from swapd.core.lru import IdleOrder
-from swapd.core.records import Component, Rules, State
+from swapd.core.records import Component, Rules
+from swapd.core.states import State
 
 IDLE = st.lists(st.integers(0, 12), max_size=8).map(
     lambda sizes: [(f"c{i}", chunks) for i, chunks in enumerate(sizes)]

@@ -7,7 +7,7 @@ import pytest
 from swapd.core import events
 from swapd.core.actions import MakeHostCopy, Refuse
 from swapd.core.check import check
-from swapd.core.records import State
+from swapd.core.states import State
 from swapd.shared.protocol import Acquire, Register
 from tests.core.world import World, remains
 

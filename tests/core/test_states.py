@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import swapd.core
-from swapd.core.records import COMPONENT_CHANGES, WORKSPACE_CHANGES, State
+from swapd.core.states import COMPONENT_CHANGES, WORKSPACE_CHANGES, State
 
 PAGE = (Path(swapd.core.__file__).parent / "README.md").read_text()
 

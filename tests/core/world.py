@@ -67,7 +67,8 @@ from swapd.core.events import (
     UnmapAck,
     Unread,
 )
-from swapd.core.records import Component, Key, State, workspace_name
+from swapd.core.records import Component, Key, workspace_name
+from swapd.core.states import State
 from swapd.shared.protocol import (
     Acquire,
     AcquireStart,

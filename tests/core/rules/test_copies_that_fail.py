@@ -1,6 +1,6 @@
 """Copies that fail."""
 
-from swapd.core.records import State
+from swapd.core.states import State
 from tests.core.world import Make
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from swapd.core.actions import CopyIn, Hasten
-from swapd.core.records import State
+from swapd.core.states import State
 from tests.core.world import Make, World, outcome
 
 

@@ -1,7 +1,7 @@
 """Grants before the copies have ended."""
 
 from swapd.core.actions import CopyIn, Grant, SendBroken
-from swapd.core.records import State
+from swapd.core.states import State
 from swapd.shared.protocol import Placement
 from tests.core.world import Make, World, outcome
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swapd.core.foresight import THINGS_MAX, Candidate, Chain, Foresight, going
-from swapd.core.records import State
+from swapd.core.states import State
 from tests.core.driver import EXAMPLES
 from tests.core.world import Make, World
 

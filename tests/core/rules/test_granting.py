@@ -2,7 +2,7 @@
 
 from swapd.core.actions import CopyIn, Evict, Evicted, Grant, SendRevoke
 from swapd.core.ledger import HITS_MAX
-from swapd.core.records import State
+from swapd.core.states import State
 from swapd.shared.protocol import Placement
 from tests.core.world import Make, outcome
 

@@ -6,7 +6,8 @@ import pytest
 
 from swapd.core.actions import Waiting
 from swapd.core.planner import CLOSED_S
-from swapd.core.records import Key, State
+from swapd.core.records import Key
+from swapd.core.states import State
 from tests.core.rules.common import blocked
 from tests.core.world import Make, World
 

@@ -1,7 +1,7 @@
 """Components that their workers write to."""
 
 from swapd.core.actions import Evicted, Lost
-from swapd.core.records import State
+from swapd.core.states import State
 from tests.core.rules.common import mutable_pair
 from tests.core.world import Make, outcome
 

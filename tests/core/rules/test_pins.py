@@ -4,7 +4,7 @@ import pytest
 
 from swapd.core.actions import Accept, CopyOut, Evict, Refuse
 from swapd.core.events import DeviceDown
-from swapd.core.records import State
+from swapd.core.states import State
 from tests.core.world import Make, World, outcome
 
 

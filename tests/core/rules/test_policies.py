@@ -1,6 +1,6 @@
 """Policies of components."""
 
-from swapd.core.records import State
+from swapd.core.states import State
 from tests.core.world import Make, outcome
 
 

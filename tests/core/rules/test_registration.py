@@ -2,7 +2,7 @@
 
 from swapd.core.actions import Accept
 from swapd.core.events import SessionRequest
-from swapd.core.records import State
+from swapd.core.states import State
 from swapd.shared.protocol import Acquire, Register
 from tests.core.world import Make
 

@@ -15,7 +15,8 @@ from swapd.core.actions import (
     SealHostCopy,
 )
 from swapd.core.events import SessionEnds
-from swapd.core.records import Key, State
+from swapd.core.records import Key
+from swapd.core.states import State
 from swapd.core.status import component_status
 from swapd.shared.protocol import Placement, Ranges, Scratch, Used
 from tests.core.world import Make, World

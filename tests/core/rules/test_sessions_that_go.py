@@ -3,7 +3,7 @@
 import pytest
 
 from swapd.core.events import SessionGone
-from swapd.core.records import State
+from swapd.core.states import State
 from tests.core.rules.common import blocked, mutable_pair, strict_pair
 from tests.core.world import Make, outcome, remains
 

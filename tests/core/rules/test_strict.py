@@ -2,7 +2,7 @@
 
 from swapd.core.actions import Fence
 from swapd.core.events import RevokeAck, Tick
-from swapd.core.records import State
+from swapd.core.states import State
 from tests.core.rules.common import strict_pair
 from tests.core.world import Make, outcome
 

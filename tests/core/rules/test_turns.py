@@ -1,7 +1,8 @@
 """The order in which waiters are granted."""
 
 from swapd.core.actions import Waiting
-from swapd.core.records import Key, State
+from swapd.core.records import Key
+from swapd.core.states import State
 from tests.core.rules.common import blocked
 from tests.core.world import Make, World, outcome
 

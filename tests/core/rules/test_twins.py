@@ -1,8 +1,8 @@
 """Components with the same bytes share one copy on the device."""
 
 from swapd.core.actions import CopyIn, Evict, Grant, Hasten, Refuse
-from swapd.core.records import State
 from swapd.core.registry import SHARE_PATIENCE_S
+from swapd.core.states import State
 from tests.core.rules.test_shared_masters import fill
 from tests.core.world import Make, World
 

@@ -1,7 +1,7 @@
 """Unregistering a component, in every state."""
 
 from swapd.core.actions import Accept
-from swapd.core.records import State
+from swapd.core.states import State
 from tests.core.world import Make, outcome
 
 

@@ -1,7 +1,8 @@
 """A load that needs the chunks of a component that is written back."""
 
 from swapd.core.actions import CopyIn, CopyOut, Evicted
-from swapd.core.records import Key, State
+from swapd.core.records import Key
+from swapd.core.states import State
 from tests.core.rules.common import mutable_pair
 from tests.core.world import Make, World, outcome
 
