@@ -89,7 +89,7 @@ def note_use(ledger: Ledger, owner: Agent, holds: tuple[int, ...] | None) -> Non
     for key, other in moves:
         lease = ledger.leases[key]
         ledger.holders.hand(key, lease, other, ledger.named(lease.names))
-    ledger.replan |= bool(moves) and ledger.somebody_waits
+        ledger.replan |= ledger.somebody_waits
 
 
 def take_back(

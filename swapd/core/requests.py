@@ -112,6 +112,10 @@ def _contents(request: protocol.Register) -> str | None:
         return "a mutable component shares its bytes with no other; give no content"
     if request.certain and not request.content:
         return "certain=True says that no other bytes have this content; give one"
+    return None
+
+
+def _scratch(request: protocol.Register) -> str | None:
     if request.scratch and not (request.mutable and request.content == ""):
         return "only its worker writes to scratch: mutable=True, and no content"
     if request.filled and request.scratch != "saved":
@@ -178,7 +182,7 @@ _CHECKS: dict[type, tuple[Callable[[Any], str | None], ...]] = {
     protocol.Prefetch: (_asked_names, _over, _timeout),
     protocol.Follows: (_followers,),
     protocol.ForecastRequest: (_foretold,),
-    protocol.Register: (_to_register, _segments, _texts, _contents, _transient),
+    protocol.Register: (_to_register, _segments, _texts, _contents, _scratch, _transient),
     protocol.Commit: (_name,),
     protocol.Update: (_name,),
     protocol.GiveUp: (_name,),
