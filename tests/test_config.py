@@ -32,6 +32,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "patience": ("90", 90.0),
     "order": ("thinker, talker; encoder,dit,vae", "thinker, talker; encoder,dit,vae"),
     "overtake": ("3", 3),
+    "overtake_of": ("talker=0, images=64", "talker=0, images=64"),
     "eviction": ("lru", "lru"),
     "turn": ("1m", 60.0),
     "stop_timeout": ("0", 0.0),
@@ -108,7 +109,7 @@ def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(
     name: str, tmp_path: Path
 ) -> None:
     text, value = SAMPLES[name]
-    others = {"isolation": "relaxed", "eviction": "next_use", "order": "b,a"}
+    others = {"isolation": "relaxed", "eviction": "next_use", "order": "b,a", "overtake_of": "b=1"}
     other = others.get(name, "host") if isinstance(value, str) else "7"
     environ = {variable(name): text}
     file = toml(tmp_path, f'{name} = "{other}"')
@@ -124,6 +125,13 @@ def test_the_file_is_named_by_flag_or_else_by_variable(tmp_path: Path) -> None:
     assert load(None, {}, environ).patience == 1
     other = file_with(tmp_path / "other.toml", "patience = 2")
     assert load(other, {}, environ).patience == 2
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=1", "a=-1", "a=1,b", "a=x", "a=1e3"])
+def test_a_bound_on_overtaking_without_a_name_or_a_number_is_refused(
+    text: str, tmp_path: Path
+) -> None:
+    assert "takes NAME=NUMBER" in refusal(tmp_path, file=f'overtake_of = "{text}"')
 
 
 @pytest.mark.parametrize("order", ["a", "a,", "a,b;,c", ",".join("a" * 129)])

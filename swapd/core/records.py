@@ -42,6 +42,7 @@ class Rules(msgspec.Struct, frozen=True):
     residency_bound_s: float = 2.0  # its upper bound, so that no waiter starves
     patience_s: float = 30.0  # a waiter that waited longer goes first, at any priority
     overtake: int = 16  # most waiters that may go before the head of the queue
+    overtake_of: tuple[tuple[str, int], ...] = ()  # the same, by component, family or group
     turn_s: float = 600.0  # and for how long; also bounds the minimum residency
     eviction: Literal["next_use", "lru"] = "next_use"  # which idle component goes first
     order: tuple[tuple[str, ...], ...] = ()  # what follows what, whatever sessions say
@@ -293,7 +294,7 @@ class Waiter:
     await_registration: bool = False
     #: It does not wait for loads of its own session's components.
     early: bool = False
-    #: Most waiters that may overtake it; None: `Rules.overtake`.
+    #: Most waiters that may overtake it; None: as the rules say.
     overtake: int | None = None
     #: Rank by the wanted time, see `requests.due`.
     due: int = 0

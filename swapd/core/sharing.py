@@ -81,12 +81,18 @@ def bound(ledger: Ledger, head: Waiter, by: Iterable[Component]) -> int:
     """Return how many may overtake the head while the components `by` are in its way."""
     if head.due:
         return 0
-    most = ledger.rules.overtake if head.overtake is None else head.overtake
+    most = _most(ledger, head) if head.overtake is None else head.overtake
     rate = ledger.lane_in.bytes_per_s
     if not most or not rate:
         return most
     load_s = missing_chunks(ledger, ledger.named(head.names)) * ledger.chunk_bytes / rate
     return min(most, worth(load_s, usual_use_s(by)))
+
+
+def _most(ledger: Ledger, head: Waiter) -> int:
+    rules, asked = ledger.rules, ledger.named(head.names) if ledger.rules.overtake_of else ()
+    names = {name for c in asked for name in (c.name, c.part_of, c.group)}
+    return min([n for name, n in rules.overtake_of if name in names], default=rules.overtake)
 
 
 def worth(load_s: float, use_s: float) -> int:

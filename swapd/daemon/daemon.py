@@ -348,6 +348,7 @@ def _rules(config: Config) -> Rules:
         residency_bound_s=config.residency_bound,
         patience_s=config.patience,
         overtake=config.overtake,
+        overtake_of=config.overtakes,
         turn_s=config.turn,
         eviction=config.eviction,
         order=config.orders,

@@ -148,6 +148,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="So many later acquires of what is in go before the first that waits", ge=0
         ),
     ] = 16
+    overtake_of: Annotated[
+        str | None,
+        Meta(
+            description="Another --overtake for acquires of some components, parts of one or "
+            "members of a group, as in talker=0,images=64"
+        ),
+    ] = None
     turn: Annotated[float, Meta(description="and for so many seconds at most", gt=0)] = 600.0
     stop_timeout: Annotated[
         float, Meta(description="Seconds to wait for leases when told to stop", ge=0)
@@ -195,6 +202,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def orders(self) -> tuple[tuple[str, ...], ...]:
         return _orders(self.order or "")
+
+    @property
+    def overtakes(self) -> tuple[tuple[str, int], ...]:
+        return _overtakes(self.overtake_of or "")
 
     @property
     def folder(self) -> Path:
@@ -447,6 +458,22 @@ def _order(text: str) -> str:
     return text
 
 
+def _overtakes(text: str) -> tuple[tuple[str, int], ...]:
+    """Return names with their bounds. Raises: ValueError."""
+    bounds = []
+    for each in filter(str.strip, text.split(",")):
+        name, _, bound = map(str.strip, each.rpartition("="))
+        if not (name and bound.isdecimal() and len(bound) < 10):
+            raise ValueError(f"{each!r}: takes NAME=NUMBER, several with a comma between")
+        bounds.append((name, int(bound)))
+    return tuple(bounds)
+
+
+def _overtake_of(text: str) -> str:
+    _overtakes(text)
+    return text
+
+
 def _chunk(text: str) -> Size | str:
     return text if text == "auto" else typed_size(text)
 
@@ -459,6 +486,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(SIZES, typed_size),
     "chunk": _chunk,
     "order": _order,
+    "overtake_of": _overtake_of,
     **dict.fromkeys(("ack_timeout", "linger", "patience", "residency_bound", "turn"), _span),
     **dict.fromkeys(("stop_timeout", "swap_log_age"), _span),
 }

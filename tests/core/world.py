@@ -541,7 +541,7 @@ class World:
     def change_rules(self, **changed: float) -> None:
         """Change the rules; those not named stay."""
         rules = {**msgspec.structs.asdict(self.core.rules), **changed}
-        fixed = ("strict", "eviction", "order", "unread_timeout_s")
+        fixed = ("strict", "eviction", "order", "overtake_of", "unread_timeout_s")
         names = [n for n in rules if n not in fixed]
         self.send(RulesChanged(self.now, *(rules[n] for n in names)))
 

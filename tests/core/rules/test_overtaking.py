@@ -21,7 +21,7 @@ def crowd(w: World, name: str, n: int, **how: Any) -> list[Key]:
     return [w.acquire(w.open(), name, **how) for _ in range(n)]
 
 
-def wait_for(make: Make, **rules: float) -> tuple[World, Key, Key]:
+def wait_for(make: Make, **rules: Any) -> tuple[World, Key, Key]:
     """`a` is leased, and the first in the queue waits for its memory to have `b`."""
     w = make(10, overtake=BOUND, **rules)
     s, t = w.open(), w.open()
@@ -110,6 +110,18 @@ def test_a_waiter_may_say_how_many_overtake_it(make: Make) -> None:
     w.acquire(w.open(), "b", overtake=1)
     others = crowd(w, "a", 3)
     assert granted(w, others) == [True, False, False]
+
+
+def test_a_group_and_a_component_may_have_a_bound_of_their_own(make: Make) -> None:
+    w, _, _ = wait_for(make, overtake_of=(("b", 1), ("a", 0)))
+    assert granted(w, crowd(w, "a", 3)) == [True, False, False]
+    w = make(10, residency_factor=0.0, overtake_of=(("images", 0),))
+    s = w.open()
+    for name in ("a", "b"):
+        w.register(s, name, 8, policy="alternating", group="images")
+    w.use(s, "a")
+    w.acquire(w.open(), "b")
+    assert not any(granted(w, crowd(w, "a", 2)))
 
 
 def test_an_agent_that_got_in_has_its_other_requests_for_the_same(make: Make) -> None:
