@@ -156,6 +156,11 @@ def _pinned(e: events.HostCopiesPinned, w: _Words) -> Said:
     return Said("pinned", "host copies", how, GOOD, True)
 
 
+def _short(e: events.MemoryMissing, w: _Words) -> Said:
+    short = counted(count(e.runs), "chunk")
+    return Said("short", short, "not free yet: workers of the daemon before use them", WAIT, True)
+
+
 def _unread(e: events.Unread, w: _Words) -> Said:
     what = "messages" if e.channel == "lifeline" else "replies"
     if not e.count:
@@ -226,6 +231,7 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     events.HostCopySealed: Said("ready", "{names}", "may be acquired"),
     events.HostCopyFailed: Said("failed", "{names}", "{code}: {why}", BAD, True),
     events.HostCopyFound: Said("found", "{name}", "{size}, kept by the daemon before", GOOD, True),
+    events.MemoryMissing: _short,
     events.HostCopiesPinned: _pinned,
     events.RevokeAck: Said("unmapped", "{names}", "in {who}"),
     events.CopiedIn: Said("in", "{names}", "{copied}", GOOD, True),

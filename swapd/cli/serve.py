@@ -51,7 +51,12 @@ def run(
         with nullcontext() if page is None else closing(page):
             log.info("allocating %s", size(config.budget))
             device = open_device(
-                config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit
+                config.device,
+                config.budget,
+                config.chunk_bytes,
+                config.bandwidth,
+                config.pin_limit,
+                in_part=folder.follows,
             )
             for note in device.use().notes:
                 log.warning("%s", note)

@@ -92,6 +92,13 @@ class HostCopyFound(Event, frozen=True, tag="host_copy_found"):
     part_of: str = ""
 
 
+class MemoryMissing(Event, frozen=True, tag="memory_missing"):
+    """Before the first session: these chunks have no memory yet. Workers of the daemon before use
+    it until their leases end."""
+
+    runs: Runs
+
+
 class HostCopiesPinned(Event, frozen=True, tag="host_copies_pinned"):
     """For the record: `nbytes` of `of` bytes of host copies are page-locked, which makes copies
     fast.
@@ -216,6 +223,7 @@ AnyEvent = (
     | HostCopySealed
     | HostCopyFailed
     | HostCopyFound
+    | MemoryMissing
     | HostCopiesPinned
     | RevokeAck
     | CopiedIn

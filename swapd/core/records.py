@@ -23,6 +23,8 @@ OPERATOR = 0
 
 #: Prefix of the names of workspaces. No component may have it.
 WORKSPACE = "workspace "
+#: What has chunks that are used from before the daemon's start.
+MISSING = f"{WORKSPACE}of workers of the daemon before"
 
 
 def workspace_name(session: int, request: int) -> str:

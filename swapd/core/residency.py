@@ -190,6 +190,7 @@ _HANDLERS: dict[type, Callable[[Ledger, Any], None]] = {
     events.HostCopySealed: registration.on_host_copy_sealed,
     events.HostCopyFailed: registration.on_host_copy_failed,
     events.HostCopyFound: registration.on_host_copy_found,
+    events.MemoryMissing: transfers.missing_at_start,
     events.HostCopiesPinned: registration.on_host_copies_pinned,
     events.SessionOpened: sessions.on_session_opened,
     events.SessionEnds: sessions.on_session_ends,

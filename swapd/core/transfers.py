@@ -20,8 +20,9 @@ from swapd.core.actions import (
     Urgency,
 )
 from swapd.core.chunks import count, without
+from swapd.core.events import MemoryMissing
 from swapd.core.ledger import OTHERS, Ledger, observe
-from swapd.core.records import Component, Key, Transfer, workspace_name
+from swapd.core.records import MISSING, Component, Key, Transfer, workspace_name
 from swapd.core.states import State
 from swapd.shared.protocol import Histogram, Runs
 
@@ -323,6 +324,18 @@ def reclaim(ledger: Ledger, c: Component) -> None:
     """Take its memory back; not while it is still being lent."""
     ledger.moves[c.generation] = Transfer(c, c.uid, c.runs, ledger.now)
     ledger.out.append(Reclaim(c.name, c.generation, c.runs))
+
+
+def missing_at_start(ledger: Ledger, event: MemoryMissing) -> None:
+    """Take chunks from their users as from those of a workspace whose session is gone."""
+    chunks = count(event.runs)
+    nbytes = chunks * ledger.chunk_bytes
+    c = Component(0, MISSING, 0, nbytes, chunks, "sequential", None, False, workspace=True)
+    c.state, c.generation = State.RECLAIMING, ledger.next_generation()
+    c.runs = ledger.pool.take(chunks, prefer=event.runs)
+    ledger.leaving += chunks
+    ledger.reclaiming += chunks
+    reclaim(ledger, c)
 
 
 def reclaimed_in_part(ledger: Ledger, move: Transfer, runs: Runs) -> None:

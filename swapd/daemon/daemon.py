@@ -259,6 +259,8 @@ class Daemon:
         )
         dispatch.perform = self._orders()
         self._parking.take_back(core.rules.keep_host, device)
+        if device.missing:
+            dispatch.post(events.MemoryMissing(dispatch.clock(), device.missing))
 
     def _open_swap_log(self) -> None:
         config, device = self._config, self._device

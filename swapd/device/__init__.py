@@ -17,14 +17,21 @@ __all__ = [
 
 
 def open_device(
-    name: str, budget: int, chunk: int, bandwidth: float | None, pin_limit: int | None = None
+    name: str,
+    budget: int,
+    chunk: int,
+    bandwidth: float | None,
+    pin_limit: int | None = None,
+    *,
+    in_part: bool = False,
 ) -> Device:
     """Open the device `name` with an arena of `budget` bytes. Blocks: allocates and touches the
     whole arena.
 
     "host" is host memory, "cuda:1" or "cuda1" a GPU by its index, "cuda" the first. `chunk` is in
     bytes, `bandwidth` in bytes per second (host only; None: unlimited), `pin_limit` in bytes of
-    host memory (GPUs only; None: the driver's limit). Raises: DeviceError.
+    host memory (GPUs only; None: the driver's limit). `in_part`: a GPU with too little free memory
+    for the budget has `missing` chunks. Raises: DeviceError.
     """
     if name == "host":
         return HostDevice(budget, chunk, bandwidth)
@@ -36,4 +43,4 @@ def open_device(
     # imported here: a daemon on the host device does not need it
     from swapd.device.cuda import CudaDevice
 
-    return CudaDevice(int(index[1] or 0), budget, chunk, pin_limit)
+    return CudaDevice(int(index[1] or 0), budget, chunk, pin_limit, in_part=in_part)

@@ -73,6 +73,8 @@ class Device(Protocol):
     chunks: int
     #: File i holds k chunks from i * k on, chunk c at offset (c % k) * chunk_bytes.
     chunks_per_file: int
+    #: Chunks that have no memory yet, as after `reclaim` with NotAllBack.
+    missing: Runs
     #: Whether work of a process may go on for a while after the process has ended.
     outlasts: bool
     #: Whether `pin` accepts memory that is mapped read-only in this process.

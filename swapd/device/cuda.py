@@ -54,8 +54,9 @@ class Arena:
     Callers must make the context current.
     """
 
-    def __init__(self, driver: Driver, chunks: int, chunk_bytes: int) -> None:
-        """Blocks. Raises: DeviceError; then nothing is left allocated."""
+    def __init__(self, driver: Driver, chunks: int, chunk_bytes: int, *, in_part: bool) -> None:
+        """`in_part`: chunks for which memory runs out begin lent. Blocks. Raises: DeviceError; then
+        nothing is left allocated."""
         self._driver = driver
         self._chunk_bytes = chunk_bytes
         self._nbytes = chunks * chunk_bytes
@@ -63,9 +64,9 @@ class Arena:
         #: Address of chunk 0 in this process; the others follow.
         self.base = driver.reserve(self._nbytes)
         try:
-            for number in range(chunks):
-                self._chunks[number] = self._make(number)
-            self._clear(((0, chunks),))
+            short = self.reclaim(list(range(chunks)))
+            if short is not None and not in_part:
+                raise short
         except DeviceError:
             self.close()
             raise
@@ -105,6 +106,9 @@ class Arena:
             self._clear(runs_of(made))
             undo.pop_all()
         return short
+
+    def lent(self) -> Runs:
+        return runs_of(n for n, chunk in enumerate(self._chunks) if chunk is None)
 
     def is_lent(self, number: int) -> bool:
         return self._chunks[number] is None
@@ -162,11 +166,19 @@ class CudaDevice:
     chunks_per_file = 1
     outlasts = True
 
-    def __init__(self, index: int, budget: int, chunk: int, pin_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        index: int,
+        budget: int,
+        chunk: int,
+        pin_limit: int | None = None,
+        *,
+        in_part: bool = False,
+    ) -> None:
         """Allocate `budget // chunk` chunks on GPU `index`; sizes are in bytes.
 
-        `pin_limit` bounds the pinned host copies; None: only the driver does. Blocks. Raises:
-        DeviceError; then nothing is left allocated.
+        `pin_limit` bounds the pinned host copies; None: only the driver does. `in_part`: allocate
+        what is free if that is less. Blocks. Raises: DeviceError; then nothing is left allocated.
         """
         self.name = f"cuda:{index}"
         self.chunk_bytes = chunk
@@ -174,10 +186,11 @@ class CudaDevice:
         with ExitStack() as undo:
             self._driver = undo.enter_context(closing(Driver(index)))
             self._nvml = undo.enter_context(closing(Nvml(self._driver.uuid)))
-            self._check()
+            self._check(in_part=in_part)
             self.uuid = self._driver.uuid
             self.read_only_pins = takes_read_only(self._driver)
-            self._arena = undo.enter_context(closing(self._allocate()))
+            self._arena = undo.enter_context(closing(self._allocate(in_part=in_part)))
+            self.missing = self._arena.lent()
             pins = Pins(self._driver, pin_limit, read_only=self.read_only_pins)
             self._pins = undo.enter_context(closing(pins))
             self._inward = undo.enter_context(closing(Inward(self._driver)))
@@ -290,7 +303,7 @@ class CudaDevice:
 
     # --- what can be wrong at the start --------------------------------------------------
 
-    def _check(self) -> None:
+    def _check(self, *, in_part: bool) -> None:
         """Raises: DeviceError that says what to do."""
         for ability in _ABILITIES:
             if not self._driver.attribute(ability):
@@ -311,14 +324,14 @@ class CudaDevice:
                 f"budget of {size(self._nbytes)} is more than {self._title} has, which is "
                 f"{size(total)}; lower --budget"
             )
-        if self._nbytes > free:
+        if self._nbytes > free and not in_part:
             raise DeviceError(self._too_little(free, total))
         _allow_descriptors(self.chunks)
 
-    def _allocate(self) -> Arena:
+    def _allocate(self, *, in_part: bool) -> Arena:
         try:
             with self._driver.current():
-                return Arena(self._driver, self.chunks, self.chunk_bytes)
+                return Arena(self._driver, self.chunks, self.chunk_bytes, in_part=in_part)
         except CudaError as exc:
             if not exc.out_of_memory:
                 raise

@@ -66,6 +66,7 @@ class HostDevice:
 
     name = "host"
     uuid = ""
+    missing: Runs = ()
     outlasts = False
     read_only_pins = True
 

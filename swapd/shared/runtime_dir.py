@@ -57,6 +57,9 @@ class Folder:
         self.path = path
         self._fd = fd
         self._lock: OwnedFd | None = None
+        #: Once it is locked: whether a daemon before did not stop in order, so that workers may
+        #: still use its memory.
+        self.follows = False
 
     def __enter__(self) -> "Folder":
         return self
@@ -93,10 +96,14 @@ class Folder:
         except (OSError, ValueError):
             return None
 
-    def remove_sockets(self) -> None:
+    def remove_sockets(self) -> bool:
+        """Return whether there were any."""
+        found = False
         for name in (LIFELINE, RPC, EVENTS):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._fd.fileno())
+                found = True
+        return found
 
     def lock(self) -> None:
         """Lock it until it is closed, and remove sockets that a dead daemon left. Raises: OSError;
@@ -109,7 +116,7 @@ class Folder:
             fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(lock.fileno(), 0)
             os.pwrite(lock.fileno(), f"{os.getpid()}\n".encode(), 0)
-            self.remove_sockets()
+            self.follows = self.remove_sockets() or lock is left
         except BlockingIOError:
             lock.close()
             pid = self.holder() or "unknown"

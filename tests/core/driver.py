@@ -504,6 +504,8 @@ def drive(
     bag = [move for move, often in moves.items() for _ in range(often)]
     if seed % 2:
         w.find("before", 1 + seed % 3, "the same")
+    if seed % 7 == 1:
+        w.lack(((4, 2), (8, 2)))
     for _ in range(2):
         w.open()
     for _ in range(6):

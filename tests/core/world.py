@@ -55,6 +55,7 @@ from swapd.core.events import (
     HostCopyMade,
     HostCopySealed,
     Lent,
+    MemoryMissing,
     ProcessExited,
     Reclaimed,
     RevokeAck,
@@ -67,7 +68,7 @@ from swapd.core.events import (
     UnmapAck,
     Unread,
 )
-from swapd.core.records import Component, Key, workspace_name
+from swapd.core.records import MISSING, Component, Key, workspace_name
 from swapd.core.states import State
 from swapd.shared.protocol import (
     Acquire,
@@ -553,6 +554,13 @@ class World:
         self.arena.make_master(uid, nbytes)
         self.send(HostCopyFound(self.now, uid, name, nbytes, content, layout))
         return uid
+
+    def lack(self, runs: Runs) -> None:
+        """Chunks that others use since before the first session."""
+        generation = self.ledger._generation + 1
+        self.lent.add(generation)
+        self.placed[generation] = Placed(MISSING, 0, runs, workspace=True)
+        self.send(MemoryMissing(self.now, runs))
 
     # --- slow actions --------------------------------------------------------------------
 

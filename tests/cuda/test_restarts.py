@@ -110,6 +110,35 @@ def test_without_a_call_the_memory_of_a_dead_daemon_is_free_but_for_what_is_in_u
         owners.are_right()
 
 
+@pytest.mark.parametrize("comes", ["after a kill", "in an upgrade"])
+def test_the_next_serves_in_what_is_free_and_has_the_rest_when_leases_end(
+    world: World, comes: str
+) -> None:
+    daemon = start(world)
+    owners = Owners(world, daemon, own)
+    owners.register(*NAMES)
+    holder, other = owners.of["a"], owners.of["b"]
+    holder.acquire("a")
+    if comes == "in an upgrade":
+        daemon.upgrade()
+    else:
+        daemon.kill()
+        daemon = start(world)
+    assert world.fake.held_bytes() == CARD
+    (note,) = daemon.status().notes
+    assert "8 MiB are not back yet" in note
+    other.join_next()
+    assert other.use("b") == owners.seen["b"]
+    assert holder.look("a") == owners.seen["a"], "it computes on"
+    holder.release("a")
+    await_held(world, BUDGET)
+    for late in (holder, owners.of["c"]):
+        late.join_next()
+    owners.are_right()
+    assert not daemon.status().notes
+    assert world.fake.held_bytes() == BUDGET
+
+
 def test_a_kept_lease_keeps_no_memory_of_a_dead_daemon(world: World) -> None:
     daemon, worker = world.alone(budget=BUDGET, isolation="relaxed")
     expected = worker.register("a", SIZE, seed=1)

@@ -195,7 +195,8 @@ class SimulatedDevice:
         self.memory = bytearray(chunks * CHUNK)
         self.lost = False
         #: Chunks that are lent; and those that work of an ended process may still write to.
-        self.lent: set[int] = set()
+        self.missing: Runs = ((chunks - 1, 1),) if rng.random() < 0.1 else ()
+        self.lent = set(numbers(self.missing))
         self.haunted: set[int] = set()
         self._machine = machine
         self._busy: set[int] = set()

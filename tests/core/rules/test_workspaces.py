@@ -2,6 +2,7 @@
 
 from swapd.core.actions import Grant, Lend, Reclaim, Waiting
 from swapd.core.events import SessionRequest
+from swapd.core.records import MISSING
 from swapd.shared.protocol import AcquireWorkspace
 from tests.core.rules.common import blocked, mutable_pair
 from tests.core.world import Make, outcome
@@ -25,6 +26,23 @@ def test_a_workspace_is_lent_granted_and_reclaimed(make: Make) -> None:
     assert w.ledger.pool.free == 10
     assert w.ledger.components == {}
     assert (w.ledger.loads, w.ledger.evictions, w.ledger.lane_in.nbytes) == (0, 0, 0)
+
+
+def test_what_others_use_since_before_the_start_comes_in_parts_and_nobody_is_refused_for_it(
+    make: Make,
+) -> None:
+    w = make(10)
+    missing = ((2, 2), (6, 4))
+    w.lack(missing)
+    assert w.out == [Reclaim(MISSING, 1, missing)]
+    s = w.open()
+    w.register(s, "a", 8)
+    waiting = w.acquire(s, "a")
+    w.come_back(MISSING, ((6, 2),))
+    assert w.ledger.pool.free == 6
+    assert not w.granted(waiting)
+    w.settle()
+    assert w.granted(waiting)
 
 
 def test_a_workspace_evicts_what_is_idle_and_waits_until_it_has_left(make: Make) -> None:
