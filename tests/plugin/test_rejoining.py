@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -20,8 +21,9 @@ from swapd_client import Client, NotRunning, VersionMismatch, connect
 from swapd_client.memory.part import Part
 from swapd_client.session.registry import Registry
 from swapd_client.vllm.stage import Stage, rejoining
+from swapd_client.vllm.stage.kv_cache import KvTerms, Layer
 from swapd_client.vllm.stage.rejoining import Rejoining
-from tests.guarantees.harness import PATIENCE_S, Daemon
+from tests.guarantees.harness import MIB, PATIENCE_S, Daemon
 from tests.plugin.test_stage import Model, Scene, X, label
 
 
@@ -124,6 +126,130 @@ class HeldBack:
         monkeypatch.setattr(Registry, "fill", held)
 
 
+# --- where not all weights fit without a daemon, as on a GPU ----------------------------------
+
+
+def waiting(lives: Lives, name: str, wait_s: float = PATIENCE_S, **how: Any) -> tuple[Stage, Model]:
+    stage, model = lives.stage(name, **how)
+    stage.connection.wait_s = wait_s
+    return stage, model
+
+
+def is_held_off(stage: Stage) -> bool:
+    """Wait until a call is outside the gate."""
+    while not (stage._gate.shut and not stage._gate.depth):
+        pass
+    return not stage.alone
+
+
+def test_a_call_waits_for_the_next_daemon_where_not_all_weights_fit(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    (one, model), (two, other) = waiting(lives, "thinker"), waiting(lives, "talker", seed=1)
+    before = addresses(model)
+    step(one, model)
+    ended = gone(one), gone(two)
+    lives.daemon.kill()
+    assert all(event.wait(PATIENCE_S) for event in ended)
+    done = lives.meanwhile(lambda: step(one, model)), lives.meanwhile(lambda: step(two, other, 1))
+    assert is_held_off(one)
+    assert is_held_off(two)
+    lives.restart()
+    assert all(event.wait(PATIENCE_S) for event in done)
+    assert not any(stage.alone for stage in (one, two))
+    assert addresses(model) == before
+    assert not any("goes on without swapd" in message for message in caplog.messages)
+    assert any("its calls wait" in message for message in caplog.messages)
+    lives.bring_back(one, two)
+    step(two, other, 1)
+
+
+def test_a_step_under_way_ends_with_the_weights_it_holds(lives: Lives) -> None:
+    stage, model = waiting(lives, "thinker")
+    stage.begin()
+    ended = gone(stage)
+    lives.daemon.kill()
+    assert ended.wait(PATIENCE_S)
+    with torch.inference_mode():
+        assert torch.equal(model(X), Model(0)(X))
+    stage.end()
+    lives.restart()
+    step(stage, model)
+    assert not stage.alone
+
+
+def test_without_the_next_daemon_the_stage_goes_alone_after_a_while(lives: Lives) -> None:
+    stage, model = waiting(lives, "thinker", wait_s=0.1)
+    lives.daemon.kill()
+    step(stage, model)
+    assert stage.alone
+    lives.bring_back(stage)
+    step(stage, model)
+
+
+def test_one_that_the_next_daemon_refuses_waits_for_another(
+    lives: Lives, refusals: SimpleQueue[Exception]
+) -> None:
+    stage, model = waiting(lives, "thinker")
+    before = addresses(model)
+    lives.restart(budget="4MiB")
+    done = lives.meanwhile(lambda: step(stage, model))
+    assert "4 MiB" in str(refusals.get(timeout=PATIENCE_S))
+    assert is_held_off(stage)
+    lives.restart()
+    assert done.wait(PATIENCE_S)
+    assert addresses(model) == before
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["in a turn", "between turns"])
+def test_a_kv_cache_that_waits_has_its_contents(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch, refusals: SimpleQueue[Exception], held: bool
+) -> None:
+    stage, model = waiting(lives, "thinker")
+    cache = stage.memory.lend_cache(MIB, KvTerms("auto", prefixes=False, layers=[Layer(0, 1024)]))
+    assert stage.components.cache is not None
+    stage.note(["a"], ())
+    stage.begin()
+    stage.components.cache.in_use.has("a", ([1],))
+    cache[1024:2048] = 7
+    stage.end()
+    if not held:
+        with stage._gate.lock:
+            stage.turns.end()
+    ended = gone(stage)
+    lives.daemon.kill()
+    assert ended.wait(PATIENCE_S)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(swapd_client, "connect", Mock(side_effect=NotRunning("not yet")))
+        taken = connect(lives.restart().folder)
+        taken.register("thinker.kv", {"x": b"x"})  # all or nothing joins
+    done = lives.meanwhile(stage.begin)
+    assert "'thinker.kv' is registered already" in str(refusals.get(timeout=PATIENCE_S))
+    assert is_held_off(stage)
+    taken.close()
+    assert done.wait(PATIENCE_S)
+    assert not stage.alone
+    with torch.inference_mode():
+        assert torch.equal(model(X), Model(0)(X))
+    assert bool((cache[1024:2048] == 7).all())
+    assert not stage.components.losses
+    stage.end()
+
+
+def test_a_stage_that_is_closed_keeps_no_call_waiting(lives: Lives) -> None:
+    stage, model = waiting(lives, "thinker")
+    ended = gone(stage)
+    lives.daemon.kill()
+    assert ended.wait(PATIENCE_S)
+    done = lives.meanwhile(lambda: step(stage, model))
+    assert is_held_off(stage)
+    stage.close()
+    assert done.wait(PATIENCE_S)
+
+
+# --- between requests -----------------------------------------------------------------------
+
+
 def test_requests_in_flight_finish_first(lives: Lives) -> None:
     stage, model = lives.stage("thinker", finish_within_s=PATIENCE_S)
     ended = gone(stage)
@@ -224,11 +350,13 @@ def test_one_that_cannot_come_back_says_so_once_and_goes_on(
     assert addresses(model) == before
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 0.5], ids=["alone at once", "alone after a while"])
 def test_one_that_stays_does_not_come_back_where_that_takes_anothers_room_for_good(
-    lives: Lives, refusals: SimpleQueue[Exception]
+    lives: Lives, refusals: SimpleQueue[Exception], wait_s: float
 ) -> None:
     first, model = lives.stage("thinker")
     late, other = lives.connect("code2wav", cpu_offload_enabled=False), Model(1)
+    late.connection.wait_s = wait_s
     late.memory.take({"": nn.ModuleList([other.visual, other.audio_tower])})
     with late.computing():
         daemon = lives.restart(budget="10MiB")

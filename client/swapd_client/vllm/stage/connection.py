@@ -1,16 +1,21 @@
 """The daemon of a stage; or the stage alone, with its weights in private memory."""
 
 import os
+import time
 import warnings
 from pathlib import Path
 from threading import Event
 
 import swapd_client
 from swapd_client.client import Client
-from swapd_client.errors import NotRunning, SessionEnded, SwapdError
+from swapd_client.errors import DaemonGone, NotRunning, SessionEnded, SwapdError
 from swapd_client.log import log
 from swapd_client.rejoining import refuse_another_device
 from swapd_client.vllm.ranks import Ranks
+
+#: Seconds for which a stage on a GPU waits for the next daemon before it goes alone: the private
+#: weights of all stages may not fit there.
+WAIT_S = 30.0
 
 
 class Stopped(SwapdError, RuntimeError):
@@ -45,6 +50,10 @@ class Connection:
         self.wake = Event()
         self.closed = Event()
         self.alone = False
+        self.wait_s = WAIT_S if client.session.processor.memory_is_scarce else 0.0
+        self._waits_until = 0.0
+        #: Whether the weights of a dead daemon wait in the client for the next one.
+        self.left = False
         #: Set if no further step is possible.
         self.stopped: Stopped | None = None
         self._listen(client)
@@ -52,6 +61,13 @@ class Connection:
     @property
     def error(self) -> SwapdError | None:
         return self.client.session.error
+
+    @property
+    def waits(self) -> bool:
+        """Whether the daemon is gone, and the next one may take the weights before the stage goes
+        alone."""
+        is_over = self.alone or self.closed.is_set() or time.monotonic() >= self._waits_until
+        return not is_over and isinstance(self.error, DaemonGone)
 
     def refuse_stopped(self) -> None:
         if self.stopped is not None:
@@ -99,7 +115,11 @@ class Connection:
 
     def come_back(self, client: Client) -> None:
         self._listen(client)
-        self.client, self.alone = client, False
+        before, was_left = self.client, self.left
+        self.client, self.alone, self.left = client, False, False
+        if was_left:
+            before.session.handed_over()
+            before.close()
 
     def _listen(self, client: Client) -> None:
         client.session.told.when_wanted(self.wake.set)
@@ -108,6 +128,8 @@ class Connection:
         client.session.life.when_ended(self._tell_of_end)
 
     def _tell_of_end(self, error: SwapdError) -> None:
+        self._waits_until = time.monotonic() + self.wait_s
         if isinstance(error, SessionEnded):
-            log.error("%s has lost swapd: %s", self.stage, error)
+            waits = f"; its calls wait {self.wait_s:g} s for the next daemon" if self.waits else ""
+            log.error("%s has lost swapd: %s%s", self.stage, error, waits)
         self.wake.set()

@@ -15,6 +15,7 @@ from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import NotRunning, SessionEnded, Timeout
 from swapd_client.log import log
+from swapd_client.session.starting import AGAIN_S
 from swapd_client.vllm.stage.components import sizes_of
 from swapd_client.vllm.stage.connection import close, connect
 from swapd_client.vllm.stage.room import check_others
@@ -77,15 +78,16 @@ class Rejoining:
     def looks_every_s(self) -> float | None:
         """Return the seconds between two calls of `look`; None: there is a daemon."""
         lost = self._connection.error is not None and self._components.register_again is not None
-        return LOOK_S if lost else None
+        if not lost:
+            return None
+        return AGAIN_S if self._connection.waits else LOOK_S
 
     def look(self) -> None:
         """Join a daemon if there is one. Blocks until that is done; logs all errors."""
         endpoint = self._connection.client.session.endpoint
         try:
-            with self._gate.lock:  # go alone now: the memory is the old daemon's
-                if not self._gate.busy:
-                    self._be_alone()
+            with self._gate.lock:
+                self._await_or_be_alone()
             if self._connection.stopped is not None or not self._refusals.may_ask(endpoint):
                 return
             client = connect(endpoint, self._connection.stage)
@@ -108,6 +110,19 @@ class Rejoining:
                 close(newcomer)
         with self._gate.lock:
             self._gate.tell()
+            self._gate.open()
+
+    def _await_or_be_alone(self) -> None:
+        """Keep calls out while the stage waits for the next daemon. Otherwise go alone now: the
+        memory is the old daemon's."""
+        if self._turns.waits():
+            self._gate.shut = True
+            return
+        try:
+            if not self._gate.busy:
+                self._be_alone()
+        finally:
+            self._gate.open()
 
     def _be_alone(self) -> None:
         if (error := self._connection.error) is not None:
@@ -137,14 +152,18 @@ class Rejoining:
         while not self._connection.closed.is_set() and client.session.error is None:
             left = until - time.monotonic()
             # not in a change, which may need calls to end
-            gate.shut = left <= 0 and not (gate.changes or self._turns.keeping.whole)
+            is_late = left <= 0 and not (gate.changes or self._turns.keeping.whole)
+            gate.shut = is_late or self._turns.waits()
             if not gate.busy and (gate.shut or not self._turns.keeping.in_flight):
                 return True
             gate.wait(min(left, LOOK_S) if left > 0 else LOOK_S)
         return False
 
     def _move_to(self, client: Client) -> None:
-        self._be_alone()
+        if self._turns.waits():
+            self._turns.leave()
+        else:
+            self._be_alone()
         self._connection.check(client)
         assert self._components.register_again is not None
         self._components.register_again(client)
@@ -161,8 +180,10 @@ class Rejoining:
         if error is self._connection.stopped:
             return log.error("%s", error)
         if self._refusals.add(error):
+            goes_on = "its calls wait" if self._turns.waits() else "it goes on without it"
             log.warning(
-                "%s cannot come back to swapd; it goes on without it, and tries again: %s",
+                "%s cannot come back to swapd; %s, and it tries again: %s",
                 self._connection.stage,
+                goes_on,
                 error,
             )

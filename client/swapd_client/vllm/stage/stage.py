@@ -25,7 +25,7 @@ from swapd_client.vllm.stage.components import StageComponents, sizes_of
 from swapd_client.vllm.stage.connection import Connection, close, connect_to_start
 from swapd_client.vllm.stage.memory import StageMemory
 from swapd_client.vllm.stage.rejoining import Rejoining
-from swapd_client.vllm.stage.turns import Turns
+from swapd_client.vllm.stage.turns import Lost, Turns
 
 #: The tags of vLLM's sleep mode.
 EVERYTHING = ("weights", "kv_cache")
@@ -178,10 +178,17 @@ class Stage:
             self._stepping = True
             self._gate.enter()
         try:
-            self.turns.hold(encoders=encoders)
+            self._hold(encoders=encoders)
         except BaseException:
             self.end()
             raise
+
+    def _hold(self, *, encoders: bool) -> None:
+        while True:
+            try:
+                return self.turns.hold(encoders=encoders)
+            except Lost:
+                self._gate.step_aside()
 
     @property
     def begun(self) -> bool:
@@ -216,7 +223,7 @@ class Stage:
         """
         self._gate.enter()
         try:
-            self.turns.hold(encoders=True)
+            self._hold(encoders=True)
             self.turns.segments.arrive()
             yield
             if (fenced := self.turns.fence()()) is not None:

@@ -31,6 +31,10 @@ from swapd_client.vllm.stage.window import Window
 IDLE_S = 0.05
 
 
+class Lost(Exception):
+    """The daemon is gone, and the call begins anew when the stage has the next one, or is alone."""
+
+
 class Turns:
     def __init__(
         self,
@@ -82,7 +86,7 @@ class Turns:
             self._held = names
             coming = self.segments.begin(self._lease, client.session)
         except (SessionEnded, ClientClosed) as exc:
-            self.go_alone(exc)
+            self._lose(exc)
             return
         self.keeping.begin(time.monotonic())
         if (cache := self.components.cache) is not None:
@@ -149,19 +153,51 @@ class Turns:
         self.keeping.in_flight |= self._sleeping
         self._sleeping.clear()
 
+    def waits(self) -> bool:
+        """Return whether the stage waits for the next daemon: not with requests whose cache nobody
+        saves, nor in a change of the weights, which may contain calls."""
+        if self.gate.changes or (self.keeping.whole and self.keeping.in_flight):
+            return False
+        return self.connection.waits and self.components.register_again is not None
+
+    def leave(self) -> None:
+        """End the turn, which is lost with the daemon; the weights wait for the next daemon.
+
+        In no call, under the lock. Idempotent.
+        """
+        if self.connection.left or self.connection.alone:
+            return
+        held, client = self._drop_turn(), self.connection.client
+        client.leasing.giving_back.keep_no_more()
+        client.session.leases.drain()
+        client.session.leave()
+        self.connection.left = True
+        if (cache := self.components.cache) is not None and not held:
+            cache.go_alone()
+
+    def _drop_turn(self) -> bool:
+        """Return whether there was one."""
+        held, self._lease = self.held, None
+        self.segments.drop()
+        self.window.end()
+        return held
+
+    def _lose(self, error: SwapdError) -> None:
+        if self.gate.depth == 1 and self.waits():
+            raise Lost from error
+        self.go_alone(error)
+
     def go_alone(self, error: SwapdError) -> None:
         """End the turn, which is lost with the daemon.
 
         In a call, or under the lock. Idempotent. Raises: Stopped.
         """
         if not self.connection.alone:
-            held, self._lease = self.held, None
-            if held and self.gate.depth > 1 and isinstance(error, SessionFenced):
+            if self.held and self.gate.depth > 1 and isinstance(error, SessionFenced):
                 self._fenced = error
-            self.segments.drop()
-            self.window.end()
+            was_told = self._drop_turn() or self.connection.left
             self.connection.go_alone(error)
-            if (cache := self.components.cache) is not None and not held:
+            if (cache := self.components.cache) is not None and not was_told:
                 cache.go_alone()
 
     # --- in a call -----------------------------------------------------------------------
@@ -222,7 +258,7 @@ class Turns:
         session = self.connection.client.session
         if session.error is not None:
             self.connection.refuse_stopped()
-            self.go_alone(session.error)
+            self._lose(session.error)
             return
         asked = session.told.wanted and self.gate.depth == 1 and self.is_wanted()
         if asked and not self._keeps(wanted=True, enough=self.streaming.enough()):
