@@ -164,6 +164,23 @@ def test_a_call_waits_for_the_next_daemon_where_not_all_weights_fit(
     step(two, other, 1)
 
 
+def test_an_upgrade_is_a_pause_where_not_all_weights_fit(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    (one, model), (two, other) = waiting(lives, "thinker"), waiting(lives, "talker", seed=1)
+    one.note(["a"], ())
+    step(one, model)
+    assert one.turns.held
+    ended = gone(one), gone(two)
+    lives.daemon.upgrade()
+    assert all(event.wait(PATIENCE_S) for event in ended)
+    for _ in range(2):
+        step(two, other, 1)
+        step(one, model)
+        one.note((), ["a"])
+    assert not any("goes on without swapd" in message for message in caplog.messages)
+
+
 def test_a_step_under_way_ends_with_the_weights_it_holds(lives: Lives) -> None:
     stage, model = waiting(lives, "thinker")
     stage.begin()

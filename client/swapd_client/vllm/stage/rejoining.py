@@ -113,10 +113,12 @@ class Rejoining:
             self._gate.open()
 
     def _await_or_be_alone(self) -> None:
-        """Keep calls out while the stage waits for the next daemon. Otherwise go alone now: the
-        memory is the old daemon's."""
+        """While the stage waits for the next daemon, keep calls out, and memory free for it.
+        Otherwise go alone now: the memory is the old daemon's."""
         if self._turns.waits():
             self._gate.shut = True
+            if not self._gate.busy:
+                self._turns.leave()
             return
         try:
             if not self._gate.busy:
@@ -160,7 +162,7 @@ class Rejoining:
         return False
 
     def _move_to(self, client: Client) -> None:
-        if self._turns.waits():
+        if self._turns.waits() or self._connection.left:
             self._turns.leave()
         else:
             self._be_alone()
