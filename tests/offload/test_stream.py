@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,21 +29,28 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 class Model(NamedTuple):
-    """A family of blocks, whose bytes are their numbers."""
+    """A family of blocks, whose bytes are their numbers from `first` on."""
 
     client: Client
     stream: Stream
     blocks: int
+    first: int
 
     def use(self, part: int) -> None:
         """Does the work of a block's forward: reads all of it."""
-        view = Component(self.client.session.own(self.stream.parts[part])).view("w")
-        assert bytes(view) == bytes([part + 1]) * len(view)
+        self._read(self.stream.parts[part], self.first + part)
+
+    def _read(self, name: str, number: int) -> None:
+        view = Component(self.client.session.own(name)).view("w")
+        assert bytes(view) == bytes([number]) * len(view)
 
     def run(self, part: int) -> None:
+        """Does what a pass does for a block, and reads what is outside the blocks, too."""
         self.stream.here().need(part)
         try:
             self.use(part)
+            if self.stream.rest is not None:
+                self._read(self.stream.rest, self.first - 1)
         finally:
             self.stream.here().done(part)
 
@@ -80,14 +88,15 @@ def family(
     name: str = "m",
     chunks: int = 1,
     mutable: bool = False,
+    first: int = 1,
 ) -> Model:
     """`chunks`: the number that a block takes."""
-    parts = {"rest": {"w": b"\0"}} if rest else {}
-    parts |= {str(i): {"w": bytes([i + 1]) * chunks * BLOCK} for i in range(blocks)}
+    parts = {"rest": {"w": bytes([first - 1])}} if rest else {}
+    parts |= {str(i): {"w": bytes([first + i]) * chunks * BLOCK} for i in range(blocks)}
     registered = client.register_family(name, parts, resident=resident, mutable=mutable)
     made = [c.name for c in registered]
     stream = Stream(client, name, made.pop(0) if rest else None, made)
-    return Model(client, stream, blocks)
+    return Model(client, stream, blocks, first)
 
 
 class Daemons:
@@ -288,10 +297,28 @@ def test_two_streams_go_on_where_both_do_not_fit(chunks: int) -> None:
     """With three, each holds its rest, and one block has no room beside both."""
     with swapd(chunks) as client:
         one = family(client, 4, name="one", chunks=2)
-        two = family(client, 4, name="two", chunks=2)
+        two = family(client, 4, name="two", chunks=2, first=100)  # equal bytes would share memory
         together(one.forward, two.forward)
         assert one.held() == []
         assert client.status().waiting == 0
+
+
+def test_two_streams_go_on_where_each_holds_a_block_that_the_other_needs_room_of() -> None:
+    with swapd(2) as client:
+        both = threading.Barrier(2, timeout=60)
+
+        def nested(model: Model) -> None:
+            model.stream.here().need(0)
+            both.wait()
+            model.run(1)
+            model.use(0)
+            model.stream.here().done(0)
+            both.wait()
+
+        one = family(client, 2, rest=False, name="one")
+        two = family(client, 2, rest=False, name="two", first=100)
+        together(partial(nested, one), partial(nested, two))
+        assert (one.held(), two.held()) == ([], [])
 
 
 def test_a_thread_that_holds_something_else_is_told_of_a_deadlock() -> None:
@@ -316,8 +343,8 @@ def line_of(worker: "subprocess.Popen[str]") -> str:
 def test_two_processes_stream_at_once_though_memory_holds_a_few_blocks_only(chunks: int) -> None:
     with (
         spawn.daemon(budget=chunks * BLOCK, isolation="strict") as daemon,
-        start_python(PROGRAMS / "streaming_worker.py", daemon.folder, "one", 2) as one,
-        start_python(PROGRAMS / "streaming_worker.py", daemon.folder, "two", 2) as two,
+        start_python(PROGRAMS / "streaming_worker.py", daemon.folder, "one", 2, 1) as one,
+        start_python(PROGRAMS / "streaming_worker.py", daemon.folder, "two", 2, 100) as two,
     ):
         for worker in (one, two):
             assert line_of(worker) == "ready\n"
