@@ -232,13 +232,10 @@ class StreamPass:
         The daemon may grant `asked` meanwhile: then the part must not be loaded twice.
         """
         name = self._stream.parts[part]
-        try:
+        with suppress(Deadlock):
             if asked is None:
                 return self._client.leasing.take((name,), early=True)
             return self._client.leasing.acquire_in_place_of(asked, name)
-        except Deadlock:
-            if self._rest is None and not self._used:
-                raise
         return self._have_anew(part)
 
     def _have_anew(self, part: int) -> Lease:
@@ -246,20 +243,16 @@ class StreamPass:
 
         Other streaming threads do the same, so no thread blocks another.
         """
-        stream, take = self._stream, self._client.leasing.take
-        used = list(self._used.items())
-        names = dict.fromkeys(stream.parts[p] for p, _ in used)
-        if self._rest is not None and stream.rest is not None:
-            names[stream.rest] = None
-            self._rest.release()
-        for _, lease in used:
+        take, held = self._client.leasing.take, self._held()
+        for lease in held:
             lease.release()
-        with take((*names, stream.parts[part])):  # then each can be acquired alone
-            if self._rest is not None and stream.rest is not None:
-                self._rest = take((stream.rest,))
-            for other, _ in used:
-                self._used[other] = take((stream.parts[other],))
-            return take((stream.parts[part],))
+        names = [name for lease in held for name in lease.names]
+        with take((*names, self._stream.parts[part])):  # then each can be acquired alone
+            if self._rest is not None:
+                self._rest = take(self._rest.names)
+            for other, lease in list(self._used.items()):
+                self._used[other] = take(lease.names)
+            return take((self._stream.parts[part],))
 
     def _look_ahead(self, *, wait: bool = False) -> None:
         """Have requests open for the next parts, and for no others.
@@ -314,6 +307,9 @@ class StreamPass:
         if names:
             self._client.leasing.hint(*names)
 
+    def _held(self) -> list[Lease]:
+        return [*self._used.values(), *([] if self._rest is None else [self._rest])]
+
     def _drop_ahead(self, part: int) -> None:
         asked = self._ahead[part]
         if isinstance(asked, Lease):
@@ -324,14 +320,11 @@ class StreamPass:
 
     def _give_back(self) -> None:
         """Release everything, also after errors; raise the first error."""
-        leases = list(self._used.values())
-        if self._rest is not None:
-            leases.append(self._rest)
         problems = []
         for part in list(self._ahead):
             with suppress(SwapdError):  # the session has ended: no daemon to tell
                 self._drop_ahead(part)
-        for lease in leases:
+        for lease in self._held():
             try:
                 lease.release()
             except SwapdError as exc:
