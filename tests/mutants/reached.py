@@ -149,9 +149,9 @@ def tests_of(path: Path, seconds: float) -> list[str]:
     ]
     took = 0.0
     those: list[str] = []
-    for test in dict.fromkeys(tests):
-        took += known["seconds"][test]
-        if (ROOT / test).exists() and (not those or took < seconds):
+    for test in filter(lambda test: (ROOT / test).exists(), dict.fromkeys(tests)):
+        if not those or took + known["seconds"][test] < seconds:
+            took += known["seconds"][test]
             those.append(test)
     return those
 
