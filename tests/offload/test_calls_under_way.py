@@ -1,6 +1,7 @@
 """Calls that other threads make of a model while it is attached, and while it is detached."""
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +30,7 @@ PROGRAM = """
 
     import swapd_client
     from tests.offload.modules import WIDTH, evict, seeded
-    from tests.offload.test_calls_under_way import Said, Stops, X, stopping
+    from tests.offload.test_calls_under_way import Said, Stops, X, is_waiting, stopping
 
     model, twin = seeded(Stops), seeded(Stops)
     expected = twin(X)
@@ -52,7 +53,11 @@ PROGRAM = """
         begin(call).wait()
 
     def waits():
-        begin(model)
+        inside = begin(model)
+        while not (inside.is_set() or is_waiting(threads[-1])):
+            pass
+        if inside.is_set():
+            wrong.append(waits)
         go.set()
 
     with Said("attach waits for calls", waits):
@@ -88,6 +93,11 @@ class Said(logging.Handler):
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger("swapd_client").removeHandler(self)
+
+
+def is_waiting(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code is threading.Condition.wait.__code__
 
 
 class Stops(nn.Module):

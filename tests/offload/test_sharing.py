@@ -100,6 +100,7 @@ class Shared(nn.Module):
 
 def test_what_two_components_share_is_one_of_its_own_and_in_with_either(client: Client) -> None:
     model, expected = computed(X, Shared)
+    of_the_head = model.head(X)
     with client.attach(model, ["a", "b"]) as attachment:
         assert parts(client) == {"a+head": NBYTES, "b": NBYTES, "a+b": NBYTES}
         with attachment.use("a"):
@@ -110,6 +111,8 @@ def test_what_two_components_share_is_one_of_its_own_and_in_with_either(client: 
             assert leases(client) == {"a+head": 0, "b": 1, "a+b": 1}
         evict(client, "a+head", "b", "a+b")
         assert torch.equal(model(X), expected)  # the head loads the tensors under its own name
+        evict(client, "a+head")
+        assert torch.equal(model.head(X), of_the_head)
         assert model.b[1].weight is model.a[1].weight
 
 
