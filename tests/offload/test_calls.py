@@ -239,6 +239,7 @@ class Lists(nn.Module):
         self.pairs = nn.ModuleList(nn.ModuleList([nn.Linear(WIDTH, WIDTH)]) for _ in range(2))
         self.by_name = nn.ModuleDict({"a": nn.Linear(WIDTH, WIDTH)})
         self.inner = Encoder()
+        self.encoders = nn.ModuleList([Encoder()])
         self.features = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -252,6 +253,7 @@ class Lists(nn.Module):
         lambda m: m.pairs[1][0](X),
         lambda m: m.by_name["a"](X),
         lambda m: m.inner.layers[1](X),
+        lambda m: m.encoders[0].embed(TOKENS),  # an embedding may be deeper than a member
         lambda m: m.features[1](X),
         lambda m: m.features[:2](X),
     ],
