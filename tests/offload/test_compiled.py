@@ -71,16 +71,25 @@ def compiled(model: nn.Module, in_place: bool) -> Any:
     return model
 
 
-def test_a_compiled_model_is_hooked_outside_and_compiled_once(client: Client) -> None:
+@pytest.mark.parametrize(
+    ("made", "x", "is_hooked"),
+    [
+        ([Encoder], TOKENS, True),
+        ([nn.Linear, WIDTH, WIDTH], X, False),  # of torch's own classes it compiles the call, too
+    ],
+)
+def test_a_compiled_model_is_hooked_outside_and_compiled_once(
+    client: Client, made: list[Any], x: torch.Tensor, is_hooked: bool
+) -> None:
     backend = Counting()
-    inner, expected = computed(TOKENS, Encoder)
+    inner, expected = computed(x, *made)
     model: Any = torch.compile(inner, backend=backend, fullgraph=True)
     with client.attach({"text": model}):
         hooked = [m for m in inner.modules() if "_call_impl" in vars(m)]
-        assert hooked == [inner]  # fullgraph: a hook inside would be an error
-        assert_swaps(client, model, TOKENS, expected)
+        assert hooked == [inner] * is_hooked  # fullgraph: a hook inside would be an error
+        assert_swaps(client, model, x, expected)
         assert backend.compilations == 1
-    assert torch.equal(model(TOKENS), expected)
+    assert torch.equal(model(x), expected)
     assert backend.compilations == 1
 
 
