@@ -163,8 +163,11 @@ PASSES = {
 }
 
 
-def test_passes_may_differ() -> None:
-    with swapd(12) as client:
+@pytest.mark.parametrize("answers", ["in time", "late"])
+def test_passes_may_differ(answers: str) -> None:
+    with swapd(12) as client, pytest.MonkeyPatch.context() as patch:
+        if answers == "late":
+            patch.setattr(client.leasing, "collect", lambda *_, within_s: None)
         model = family(client, 6, resident=2 * BLOCK + 1)
         for order in [*PASSES.values(), *PASSES.values()]:
             model.forward(order)
