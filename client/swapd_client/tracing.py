@@ -120,7 +120,8 @@ class Tracing:
                 self._thread = thread
 
     def _run(self) -> None:
-        while (trace := self._unmade.get()) is not None:
+        # a full queue had no room for the None of `close`
+        while not (self._closed and self._unmade.empty()) and (trace := self._unmade.get()):
             try:
                 _make(trace, self._attributes)
             except Exception as exc:  # noqa: BLE001 - providers, samplers, exporters may raise any

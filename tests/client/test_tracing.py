@@ -259,9 +259,11 @@ class Slow(SpanProcessor):
     """Blocks until it is told to go on."""
 
     def __init__(self) -> None:
+        self.has_one = threading.Event()
         self.goes_on = threading.Event()
 
     def on_end(self, span: object) -> None:
+        self.has_one.set()
         self.goes_on.wait()
 
 
@@ -304,21 +306,25 @@ def test_a_provider_that_is_slow_delays_no_acquire_and_no_close(
     thread.join()
 
 
-def test_a_queue_that_is_full_leaves_spans_out(
+def test_a_queue_that_is_full_leaves_spans_out_and_its_thread_ends_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = Slow()
     provided(monkeypatch, slow)
     monkeypatch.setattr("swapd_client.tracing.UNMADE_MAX", 2)
+    monkeypatch.setattr("swapd_client.tracing.CLOSE_S", 0.0)
     tracing = Tracing(True, {})
     for _ in range(8):
         begun = tracing.begin(("a",))
         assert begun is not None
         with begun:
             pass
+        slow.has_one.wait()
     assert "too slow" in caplog.text
-    slow.goes_on.set()
     tracing.close()
+    slow.goes_on.set()
+    assert tracing._thread is not None
+    tracing._thread.join()
 
 
 def test_a_forked_child_has_spans_of_its_own_and_waits_for_nothing(
