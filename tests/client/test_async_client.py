@@ -2,12 +2,15 @@
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 
 import swapd_client
 from swapd import spawn
+from swapd_client import SessionFenced
 from swapd_client.memory.part import Part
+from tests.guarantees.relay import Relay
 
 
 async def test_a_registration_that_is_cancelled_while_it_copies_leaves_nothing(
@@ -76,3 +79,19 @@ async def test_a_lease_that_was_awaited_may_be_held_by_async_with_too() -> None:
                 assert component.leases
             async with client.acquire("a", timeout=30):
                 pass
+
+
+async def test_a_release_that_raises_has_ended_the_lease(tmp_path: Path) -> None:
+    with (
+        spawn.daemon(budget="16MiB") as daemon,
+        Relay(tmp_path / "relay", daemon.folder) as relay,
+    ):
+        async with await swapd_client.connect_async(relay.folder) as client:
+            await client.register("a", {"x": b"here"})
+            lease = await client.acquire("a")
+            relay.send_garbage()
+            await asyncio.to_thread(client.session.life.await_end)
+            with pytest.raises(SessionFenced):
+                lease.release()
+            assert not lease.held
+            lease.release()
