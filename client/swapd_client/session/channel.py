@@ -156,7 +156,10 @@ class ChannelFactory:
             socket.connect(f"ipc://{self._folder.inside / RPC}")
             return socket
         except zmq.ZMQError as exc:
-            raise _closed(self.session, exc) from exc
+            raise ClientClosed(
+                f"{self.session.endpoint}: this client's connection is closed ({exc}); connect "
+                "again"
+            ) from exc
 
     def close(self) -> None:
         """Close all lines and end libzmq's threads. May be repeated after an interrupt."""
@@ -248,6 +251,7 @@ class Channel:
         data, sent = encoded(request), len(self._line.unheard)
 
         def call(socket: "zmq.Socket[bytes]") -> AnyReply:
+            self._session.check()  # another thread may have closed the socket
             socket.send(data, zmq.NOBLOCK)
             if in_place_of is not None:
                 self._asked.pop(in_place_of, None)
@@ -258,9 +262,6 @@ class Channel:
             reply = self._line.run(call)
             del self._line.unheard[:sent]  # a signal handler may have sent more
             return reply
-        except zmq.ZMQError as exc:
-            self._session.check()
-            raise _closed(self._session, exc) from exc
         except BaseException:
             if isinstance(request, _ANSWERED):
                 with suppress(SwapdError, zmq.ZMQError):
@@ -296,10 +297,7 @@ class Channel:
             del self._asked[request]
             return reply
 
-        try:
-            return self._line.run(collect)
-        except zmq.ZMQError as exc:
-            raise _closed(self._session, exc) from exc
+        return self._line.run(collect)
 
     def drop(self, request: int) -> None:
         """Forget an `ask` that has changed nothing."""
@@ -368,9 +366,3 @@ def _limit_ms(timeout_s: float | None) -> int | None:
     if timeout_s is None or timeout_s >= POLL_MAX_S:
         return None
     return int((timeout_s + GRACE_S) * 1000)
-
-
-def _closed(session: Session, exc: zmq.ZMQError) -> ClientClosed:
-    return ClientClosed(
-        f"{session.endpoint}: this client's connection is closed ({exc}); connect again"
-    )
