@@ -36,7 +36,6 @@ class Card:
         self._name = welcome.device
         self._uuid = welcome.uuid
         self._files = files
-        self._lock = threading.Lock()
         self._opening = threading.Lock()
         #: Held while waiting for a file, which is sent once for all threads. The lifeline's thread,
         #: which receives files, never takes it.
@@ -140,12 +139,9 @@ class Card:
 
     def _import(self, chunk: int, writable: bool) -> int:
         with self._importing:
-            with self._lock:
-                if known := self._imports.get((chunk, writable)):
-                    return known
-            handle = self._adopt(chunk, writable)
-            with self._lock:
-                self._imports[chunk, writable] = handle
+            if known := self._imports.get((chunk, writable)):
+                return known
+            handle = self._imports[chunk, writable] = self._adopt(chunk, writable)
             return handle
 
     def _adopt(self, chunk: int, writable: bool) -> int:
@@ -211,14 +207,11 @@ class Card:
     def drop_all(self, but: Collection[int] = ()) -> None:
         """Release all imports but these; mappings keep their memory."""
         self._files.drop_all(but)
-        with self._lock:
-            keys = [key for key in self._imports if key[0] not in but]
-        self._forget(keys)
+        self._forget([key for key in list(self._imports) if key[0] not in but])
 
     def _forget(self, keys: Iterable[tuple[int, bool]]) -> None:
         for key in keys:
-            with self._lock:
-                handle = self._imports.pop(key, None)
+            handle = self._imports.pop(key, None)
             if handle is not None:
                 with self.using() as driver:
                     driver.release(handle)
