@@ -221,7 +221,6 @@ class Leases:
         return not record.told
 
     def _over(self, record: Record) -> None:
-        record.awaited.clear()
         record.state = "over"
         self._records.pop(record.id, None)
 
