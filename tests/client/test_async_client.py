@@ -13,32 +13,36 @@ from swapd_client.memory.part import Part
 from tests.guarantees.relay import Relay
 
 
-async def test_a_registration_that_is_cancelled_while_it_copies_leaves_nothing(
+async def test_a_registration_that_is_cancelled_while_it_copies_copies_no_more_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started, go_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
+    copied: list[str] = []
     with spawn.daemon(budget="16MiB") as daemon:
         async with await swapd_client.connect_async(daemon.folder) as client:
             fill = client.session.registry.fill
 
             def slowly(part: Part) -> None:
+                copied.append(part.name)
                 loop.call_soon_threadsafe(started.set)
                 go_on.wait()
                 fill(part)
 
             with monkeypatch.context() as patch:
                 patch.setattr(client.session.registry, "fill", slowly)
-                registering = loop.create_task(client.register("a", {"x": b"first"}))
+                parts = {"one": {"x": b"first"}, "two": {"x": b"second"}}
+                registering = loop.create_task(client.register_family("a", parts))
                 await started.wait()
                 registering.cancel()
                 loop.call_later(0, go_on.set)
                 with pytest.raises(asyncio.CancelledError):
                     await registering
+            assert len(copied) == 1
             assert not client.session.components
-            part = await client.register("a", {"x": b"second"})
+            part = await client.register("a", {"x": b"third"})
             async with client.acquire("a"):
-                assert bytes(part.view("x")) == b"second"
+                assert bytes(part.view("x")) == b"third"
 
 
 async def test_requests_of_one_service_that_overlap_do_not_keep_another_model_out() -> None:
