@@ -77,6 +77,15 @@ def test_what_is_not_to_be_kept_takes_no_memory_when_the_client_closes(world: Wo
             worker.peek(name)
 
 
+def test_who_keeps_nothing_has_no_context_after_closing(world: World) -> None:
+    _, worker = world.alone()
+    worker.register("a", 8 * MIB)
+    worker.acquire("a")
+    assert worker.pid in [one.pid for one in world.fake.allocations()]
+    worker.disconnect(keep=False)
+    assert worker.pid not in [one.pid for one in world.fake.allocations()]
+
+
 def test_a_mutable_one_without_room_stays_where_it_is(world: World) -> None:
     """Its chunks stay with this process until it ends."""
     daemon, worker, other = world.pair(budget="80MiB")

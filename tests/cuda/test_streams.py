@@ -126,5 +126,8 @@ def test_the_board_is_unpinned_and_unmapped_when_the_client_closes(
         world.go_on()
         worker.result()
         worker.release("a")
+        board = worker.board()
+        assert worker.is_pinned(board)
         worker.disconnect()
+        assert not worker.is_pinned(board)
     assert worker.count_boards() == 0

@@ -345,6 +345,15 @@ class GpuWorker(worker.Worker):
         gc.collect()
         return Path("/proc/self/maps").read_text().count("swapd-board")
 
+    def board(self) -> int:
+        """The address of the session's board."""
+        return self.client.session._board.address
+
+    def is_pinned(self, address: int) -> bool:
+        """Whether host memory is registered with the driver."""
+        with self.driver.current():
+            return not self.driver.api.cuMemHostGetDevicePointer(address, 0)[0]
+
     def join_threads(self, prefix: str) -> None:
         """Wait until no thread with such a name is left."""
         for thread in threading.enumerate():
