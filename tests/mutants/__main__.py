@@ -144,8 +144,10 @@ def main() -> None:
 
         def run(mutant: Mutant) -> None:
             tree = trees.get()
-            verdict, test = judge(tree, mutant, known, options.seconds)
-            trees.put(tree)
+            try:
+                verdict, test = judge(tree, mutant, known, options.seconds)
+            finally:
+                trees.put(tree)  # an error must not keep the others waiting for it
             numbers[mutant.group][verdict] += 1
             print(f"{verdict:8}  {mutant.made()[1]}  {test}", flush=True)  # noqa: T201
 
