@@ -52,6 +52,7 @@ def test_who_is_early_waits(files: Files) -> None:
 
 def test_no_wait_outlasts_the_session(files: Files) -> None:
     errors: list[Exception] = []
+    send(files, 1)
 
     def wait() -> None:
         try:
@@ -63,3 +64,6 @@ def test_no_wait_outlasts_the_session(files: Files) -> None:
     files.end()
     waiting.join()
     assert "did not send file 3" in str(errors[0])
+    files.close()
+    with pytest.raises(DaemonGone):
+        files.get(1, writable=False)
