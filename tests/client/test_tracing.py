@@ -91,11 +91,23 @@ def test_a_slow_acquire_shows_the_swap_that_made_it_slow(
         assert move.parent == acquire.context
         assert said_by(move)["swapd.component"] == name
         assert said_by(move)["swapd.bytes"] == len(HALF)
+        assert "swapd.unfinished" not in said_by(move)
         assert acquire.start_time is not None
         assert move.start_time is not None
         assert acquire.start_time <= move.start_time <= (move.end_time or 0)
         assert (move.end_time or 0) < (acquire.end_time or 0)
     assert said_by(evict)["swapd.reason"] == "room"
+
+
+def test_a_load_that_an_early_lease_does_not_wait_for_is_unfinished(
+    folder: str, exporter: InMemorySpanExporter
+) -> None:
+    client = connect(folder, tracing=True)
+    client.register("talker", {"x": HALF})
+    client.acquire("talker", early=True).release()
+    acquire, load = made_of(client, exporter)
+    assert said_by(load)["swapd.unfinished"] is True
+    assert load.end_time == acquire.end_time
 
 
 def test_a_span_has_the_records_of_the_swap_log(
