@@ -20,9 +20,6 @@ from swapd_client.session.gpu.card import Card
 from swapd_client.session.gpu.streams import LEGACY_DEFAULT
 
 IDLE_S = 5.0
-#: Events kept for later releases.
-POOL = 64
-
 
 #: Stream numbers of marks without an event. ALL: everything, because the handle is no stream. LATER
 #: - handle: a stream that could not be queried during a capture.
@@ -56,7 +53,7 @@ class GpuWork:
                 if not all(m.event is not None and driver.query(m.event) for m in self.marks):
                     return False
                 for mark in self.marks:
-                    self._releases.give(driver, mark.event)
+                    self._releases.give(mark.event)
         except DeviceFailed:
             return False  # the waiting thread gets and reports the same error
         return True
@@ -87,6 +84,7 @@ class Releases:
         self._lanes: dict[int, _Lane] = {}
         self._pending = 0
         self._none_pending = threading.Condition(self._lock)
+        #: For later marks: as many as were in use at once.
         self._events: list[Any] = []
         self._closed = False
 
@@ -151,13 +149,13 @@ class Releases:
             if mark.event is None or not driver.query(mark.event):
                 marks[mark.stream] = mark
             else:
-                self.give(driver, mark.event)
+                self.give(mark.event)
         for stream in dict.fromkeys((*queued, *streams)):
             latest = self._mark(driver, stream, was_queued=stream in queued)
             if latest is not None:
                 former = marks.get(latest.stream)
                 if former is not None and former.event is not None:
-                    self.give(driver, former.event)
+                    self.give(former.event)
                 marks[latest.stream] = latest
         return list(marks.values())
 
@@ -186,12 +184,8 @@ class Releases:
                 return self._events.pop()
         return driver.event()
 
-    def give(self, driver: Driver, event: Any) -> None:
-        with self._lock:
-            if not self._closed and len(self._events) < POOL:
-                self._events.append(event)
-                return
-        driver.destroy_event(event)
+    def give(self, event: Any) -> None:
+        self._events.append(event)
 
     # --- threads -------------------------------------------------------------------------
 
@@ -248,7 +242,7 @@ class Releases:
                     return
                 event = mark.event or self._recorded_late(driver, LATER - mark.stream)
                 driver.synchronize(event)
-                self.give(driver, event)
+                self.give(event)
         except DeviceFailed as exc:
             self.card.complain(exc)  # then no work of this process is left
 
