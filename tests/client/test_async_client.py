@@ -8,7 +8,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import SessionFenced
+from swapd_client import SessionFenced, UnknownComponent
 from swapd_client.memory.part import Part
 from tests.guarantees.relay import Relay
 
@@ -83,6 +83,24 @@ async def test_a_lease_that_was_awaited_may_be_held_by_async_with_too() -> None:
                 assert component.leases
             async with client.acquire("a", timeout=30):
                 pass
+
+
+async def test_orders_reach_the_daemon_and_so_do_their_errors_the_task() -> None:
+    with spawn.daemon(budget="16MiB") as daemon:
+        async with await swapd_client.connect_async(daemon.folder) as client:
+            await client.register("a", {"x": b"here"})
+            async with client.acquire("a"):
+                await client.pin("a")
+            (component,) = (await client.status()).components
+            assert component.pinned
+            await client.unpin("a")
+            await client.evict("a")
+            (component,) = (await client.status()).components
+            assert not component.pinned
+            assert not component.inside
+            for order in (client.pin, client.unpin, client.evict, client.forget, client.prefetch):
+                with pytest.raises(UnknownComponent):
+                    await order("b")
 
 
 async def test_a_release_that_raises_has_ended_the_lease(tmp_path: Path) -> None:
