@@ -141,6 +141,18 @@ def test_what_was_asked_ahead_and_abandoned_without_end_costs_no_answer(world: W
         assert_nothing_is_held(client.status())
 
 
+def test_an_answer_that_comes_while_its_thread_waits_for_another_is_kept(world: World) -> None:
+    daemon = world.daemon()
+    with connect(daemon.folder) as client:
+        acquired(client, 1)[0].release()
+        asked = client.session.next_id()
+        client.leasing.ask(asked, "a")
+        client.status()
+        lease = client.leasing.collect(asked, "a", within_s=0.0)
+        assert lease is not None
+        lease.release()
+
+
 async def test_a_request_too_long_to_be_heard_is_refused(world: World) -> None:
     daemon = world.daemon()
     names = [f"{i:0200}" for i in range(6000)]
