@@ -68,11 +68,6 @@ class Lifeline:
             data, fds = self._recv()
         except TimeoutError as exc:
             raise self.not_answering(self._answer_s) from exc
-        except OSError as exc:
-            raise DaemonGone(
-                f"{self._endpoint}: the daemon did not answer ({exc}); its log may tell why. "
-                "Connect again"
-            ) from exc
         if not data:
             raise DaemonGone(
                 f"{self._endpoint}: the daemon closed the connection before it answered: it is "
