@@ -1,5 +1,6 @@
 """A client that is collected without `close` is closed, as in a notebook's cell that runs again."""
 
+import _thread
 import asyncio
 import gc
 import os
@@ -107,6 +108,15 @@ def test_a_lease_in_use_keeps_the_session_of_its_client(folder: Path) -> None:
     lease.release()
     await_sessions(folder, 0)
     assert bytes(view) == b"abc", "private memory"
+
+
+def test_clients_that_come_and_go_leave_no_thread(folder: Path) -> None:
+    sessions(folder)
+    before = _thread._count()
+    for _ in range(5):
+        sessions(folder)
+    while _thread._count() > before:  # they are ending
+        pass
 
 
 def test_it_is_closed_beside_a_thousand_open_files(folder: Path) -> None:
