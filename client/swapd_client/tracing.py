@@ -204,9 +204,9 @@ def _attach(headers: Sequence[Mapping[str, str]]) -> Any:
 def are_provided() -> bool:
     """Whether this process has a span provider."""
     trace = sys.modules.get(API)
-    if trace is None:
-        return False
-    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    return trace is not None and not isinstance(
+        trace.get_tracer_provider(), trace.ProxyTracerProvider
+    )
 
 
 # --- in the thread -----------------------------------------------------------------------

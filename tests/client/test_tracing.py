@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from swapd.core.actions import CopyIn, Grant
 from swapd.log import reader
 from swapd.shared import protocol
 from swapd_client import Client, ClientClosed, Timeout, TooLarge, connect, connect_async
-from swapd_client.tracing import Tracing, in_traces_of
+from swapd_client.tracing import API, Tracing, are_provided, in_traces_of
 from tests.contents import bytes_of
 from tests.guarantees.harness import World
 from tests.processes import output_of
@@ -250,6 +251,16 @@ def test_requests_of_others_are_the_parents_and_links_of_an_acquire(
     assert acquire.parent is not None
     assert f"{acquire.parent.span_id:x}" == "2" * 16
     assert [f"{link.context.span_id:x}" for link in acquire.links] == ["3" * 16]
+
+
+def test_a_process_has_spans_only_with_a_provider(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert are_provided()
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    assert not are_provided()
+    monkeypatch.delitem(sys.modules, API)
+    assert not are_provided()
 
 
 def test_headers_that_cannot_be_had_change_nothing() -> None:
