@@ -106,6 +106,7 @@ async def test_tasks_see_only_a_pause_and_the_loop_none(lives: Lives) -> None:
                 mutable.add_(1)
 
         for rounds in range(1, 4):
+            former = client.leasing.channel
             await asyncio.to_thread(lives.kill, lives.client, client._client)
             async with asyncio.TaskGroup() as group:
                 for _ in range(40):
@@ -114,6 +115,7 @@ async def test_tasks_see_only_a_pause_and_the_loop_none(lives: Lives) -> None:
             assert tensor.data_ptr() == place
             async with client.acquire("m"):
                 assert mutable.tolist() == [40.0 * rounds] * 4
+            assert former._socket.closed
         labels = [one.label for one in lives.daemon.watch.seen("SessionOpened")]
         assert len([label for label in labels if label.endswith(f":{os.getpid()}")]) == 1
         await asyncio.to_thread(lives.kill, lives.client, client._client)
