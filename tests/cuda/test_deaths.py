@@ -194,9 +194,9 @@ def test_a_fence_waits_for_the_work_that_is_under_way(world: World) -> None:
     other.use("b")
     slow.go_on()
     assert slow.await_end().startswith("SessionFenced")
+    failure("SessionFenced", slow.release, "held")  # at once, not in a thread after the work
     world.go_on()
     slow.result()  # it may have read others' bytes, and has not faulted
-    failure("SessionFenced", slow.release, "held")
 
 
 def test_a_daemon_that_stops_lets_the_workers_keep_what_they_hold(world: World) -> None:
