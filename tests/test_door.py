@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from swapd.daemon import door
 from swapd.daemon.door import GUESTS_MAX, Door
 from swapd.daemon.peers import Peer, Peers, SocketTerms
+from swapd.shared import fds
 
 TERMS = SocketTerms(b"ROUTER", (b"DEALER",), 1024)
 
@@ -53,6 +55,46 @@ async def test_after_a_shortage_of_descriptors_a_guest_goes_and_others_come_in(
     with connected(tmp_path / "sock"), await entries.get() as entered:
         assert entered.fileno() >= 0
         assert made_room == [True]
+    listening.close()
+
+
+async def test_without_room_a_guest_goes_for_the_newcomer_or_that_one_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sock"
+    entries: asyncio.Queue[socket.socket] = asyncio.Queue()
+    refusals: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    guests: list[Callable[[], None]] = []
+
+    def make_room() -> bool:
+        for turn_out in guests[:1]:
+            turn_out()
+        return bool(guests and guests.pop(0))
+
+    listening = Door(
+        path,
+        socket.SOCK_STREAM,
+        asyncio.get_running_loop(),
+        lambda sock, _: entries.put_nowait(sock),
+        make_room,
+        lambda sock, code, why: refusals.put_nowait((code, why)),
+    )
+    with connected(path), await entries.get() as guest:
+        number = guest.fileno()
+        free = os.dup(number)
+        os.close(free)
+        monkeypatch.setattr(fds, "limit", lambda: free + fds.RESERVE)
+        guests += [guest.close, lambda: None]  # the second one's number is another thread's at once
+        with connected(path) as newcomer, await entries.get() as entered:
+            assert entered.fileno() == number
+            newcomer.send(b"x")
+            assert entered.recv(1) == b"x"
+            for _ in range(2):  # at last without a guest
+                with connected(path) as refused:
+                    code, why = await refusals.get()
+                    assert (code, "`ulimit -n`" in why) == ("limit", True)
+                    assert refused.recv(1) == b""
+    assert entries.empty()
     listening.close()
 
 

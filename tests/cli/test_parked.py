@@ -104,6 +104,7 @@ class Systemd:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.held: dict[str, list[int]] = {}
+        self.barriers = 0
 
     def read(self) -> None:
         """Take in all that was sent."""
@@ -113,6 +114,7 @@ class Systemd:
             name = next((one.partition("=")[2] for one in lines if one[:7] == "FDNAME="), "")
             if "FDSTOREREMOVE=1" in lines:
                 self._close(self.held.pop(name, []))
+            self.barriers += "BARRIER=1" in lines
             if "FDSTORE=1" in lines:
                 self.held.setdefault(name, []).extend(fds)
             else:
@@ -202,8 +204,15 @@ def test_what_it_holds_and_no_daemon_can_use_is_removed(
         with swapd_client.connect(daemon.folder) as client:
             while [one.name for one in client.status().kept] != ["vae"]:
                 pass
-        systemd.read()
-        assert first not in systemd.held
+            systemd.read()
+            assert first not in systemd.held
+            assert not systemd.barriers
+            client.forget()
+            while client.status().host_copy_bytes:
+                systemd.read()
+            systemd.read()
+            assert systemd.held == {}
+            assert systemd.barriers == 1, "it counted as free before systemd had let go of it"
         daemon.process.terminate()
         assert daemon.process.stderr is not None
         assert "a kept host copy is dropped: it has no manifest" in daemon.process.stderr.read()
