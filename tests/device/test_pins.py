@@ -1,6 +1,7 @@
 """Pinned memory: in slices, within a limit; copies also work from unpinned memory."""
 
 import random
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -137,9 +138,11 @@ def test_a_slice_waits_for_copies_and_how_far_it_is_is_told(
 def test_copies_that_never_end_do_not_hold_it_up(
     driver: Driver, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pins, "YIELD_S", 0.001)
+    monkeypatch.setattr(pins, "YIELD_S", 0.02)
     with closing(Pins(driver, None, read_only=True)) as pinned, pinned.while_copying():
+        begun = time.monotonic()
         pinned.pin(memory, LENGTH, writable=True)
+        assert time.monotonic() - begun >= 4 * 0.02, "a slice did not wait for them"
         assert pinned.pinned_bytes == LENGTH
 
 
@@ -187,8 +190,11 @@ def test_copies_are_the_same_bytes_whatever_is_pinned(
     vm.free(memory, length)
 
 
-def test_a_copy_goes_on_while_its_memory_is_being_pinned(fake: fakecuda.Fake) -> None:
+def test_a_copy_goes_on_while_its_memory_is_being_pinned(
+    fake: fakecuda.Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Memory pinned in between is used from the next piece on."""
+    monkeypatch.setattr(pins, "YIELD_S", 0.001)  # each slice waits for this copy
     nbytes = 8 * CHUNK
     memory = vm.map_anonymous(nbytes)
     content = random.Random(2).randbytes(nbytes)
