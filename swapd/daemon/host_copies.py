@@ -38,7 +38,7 @@ SPARE_DESCRIPTORS = 16
 SLICE_BYTES = 16 << 20
 #: How long to retry sealing a host copy that a worker seems to map.
 SEAL_PATIENCE_S = 1.0
-_WAIT_S = 0.002
+_PAUSE_S = 0.002
 
 #: Since Linux 5.1: new mappings cannot write, existing ones still can.
 _F_SEAL_FUTURE_WRITE = 0x10
@@ -102,9 +102,10 @@ class HostCopies:
         self.total_bytes = 0
         #: Bytes still to be allocated for host copies being made.
         self._unallocated_bytes = 0
-        #: Number of host copies being dropped; `_change` is notified when one has been.
+        #: Number of host copies being dropped.
         self._dropping = 0
-        self._change = threading.Condition()
+        #: Guards the figures above, and the users of a host copy.
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -117,7 +118,7 @@ class HostCopies:
         (`host_memory`, or `limit` without a descriptor); then nothing is left of it.
         """
         while not self._take_room(nbytes):
-            yield from self._wait()
+            yield from _pause()
         unallocated = nbytes
         try:
             with (yield from self._new_file(nbytes)) as fd:
@@ -144,7 +145,7 @@ class HostCopies:
             except OSError as exc:
                 if exc.errno != errno.EMFILE or not dropping:
                     raise
-            yield from self._wait()
+            yield from _pause()
 
     def adopt(self, uid: int, nbytes: int, fd: OwnedFd) -> Work[int]:
         """Take over a host copy of an earlier daemon, see `is_adoptable`. Return its descriptor,
@@ -154,7 +155,7 @@ class HostCopies:
         """
         with fd:
             while not self._take_room(nbytes, allocated=True):
-                yield from self._wait()
+                yield from _pause()
             try:
                 return self._add(uid, fd, HostCopy(fd, nbytes, mutable=False))
             except BaseException:
@@ -195,7 +196,7 @@ class HostCopies:
         copy = self._copies[original]
         assert copy.sealed
         assert not copy.mutable
-        with self._change:
+        with self._lock:
             copy.users += 1
         self._copies[uid] = copy
         return copy.fd.fileno()
@@ -229,14 +230,14 @@ class HostCopies:
             yield from self._forbid_writing(copy)
             with reopen_read_only(fd) as reader:
                 copy.address = vm.map_shared(reader.fileno(), 0, span, writable=False)
-        with self._change:
+        with self._lock:
             self.to_pin_bytes += span
         vm.prefer_huge_pages(copy.address, span)
         for at in range(0, span, SLICE_BYTES):
             n = min(SLICE_BYTES, span - at)
             vm.populate(copy.address + at, n, writable=writable)
             yield
-        with self._change:
+        with self._lock:
             self.pinning += 1
         copy.pinning = self._pinner.submit(self._pin, copy)
         copy.pinning.add_done_callback(partial(self._pinned, copy))
@@ -263,7 +264,7 @@ class HostCopies:
                         "bad_request",
                         "the host copy is still mapped for writing; unmap it, then commit",
                     ) from exc
-            yield from self._wait()
+            yield from _pause()
 
     def _pin(self, copy: HostCopy) -> None:
         try:
@@ -279,7 +280,7 @@ class HostCopies:
 
     def _pinned(self, copy: HostCopy, _: Future[None]) -> None:
         copy.pinning = None
-        with self._change:
+        with self._lock:
             self.pinning -= 1
 
     def fileno(self, uid: int) -> int:
@@ -290,7 +291,7 @@ class HostCopies:
 
     def announce_drop(self) -> None:
         """Tell `make` to wait for a coming `drop`. Does not block."""
-        with self._change:
+        with self._lock:
             self._dropping += 1
 
     def drop(self, uid: int) -> None:
@@ -303,12 +304,11 @@ class HostCopies:
             if copy is not None and not self._is_shared_on(copy):  # None if `make` failed
                 self._discard(copy)
         finally:
-            with self._change:
+            with self._lock:
                 self._dropping -= 1
-                self._change.notify_all()
 
     def _is_shared_on(self, copy: HostCopy) -> bool:
-        with self._change:
+        with self._lock:
             copy.users -= 1
             return copy.users > 0
 
@@ -316,7 +316,7 @@ class HostCopies:
         if (pinning := copy.pinning) is not None and not pinning.cancel():
             wait([pinning])
         if copy.address:
-            with self._change:
+            with self._lock:
                 self.to_pin_bytes -= copy.span
             self._unmap(copy)
         copy.fd.close()
@@ -340,7 +340,7 @@ class HostCopies:
 
         Raises: HostCopyError if there is no room, and no host copy is being dropped.
         """
-        with self._change:
+        with self._lock:
             over = self.limit_bytes is not None and self.total_bytes + nbytes > self.limit_bytes
             needed = nbytes + self._unallocated_bytes + RESERVE_BYTES
             if not over and (allocated or needed <= _available_bytes(nbytes)):
@@ -352,13 +352,8 @@ class HostCopies:
         why = "host_memory limit" if over else "out of memory"
         raise HostCopyError("host_memory", self._no_room(nbytes, why))
 
-    def _wait(self) -> Work[None]:
-        with self._change:
-            self._change.wait(_WAIT_S)
-        yield
-
     def _change_room(self, total_bytes: int, unallocated_bytes: int) -> None:
-        with self._change:
+        with self._lock:
             self.total_bytes += total_bytes
             self._unallocated_bytes += unallocated_bytes
 
@@ -373,6 +368,11 @@ class HostCopies:
             f"{size(self.total_bytes)} (limit {limit}), {available} available. "
             "Unregister components, or raise the daemon's --host-memory"
         )
+
+
+def _pause() -> Work[None]:
+    time.sleep(_PAUSE_S)
+    yield
 
 
 def _file(nbytes: int) -> OwnedFd:
