@@ -237,22 +237,20 @@ class Lender:
         """Allocate the chunks again once the driver has their memory. `some(runs)`: chunks that are
         back before the others."""
         runs, after_s, generation = order.runs, RETRY_FIRST_S, order.generation
-        try:
-            while (error := await self._taken(runs)) is not None:
-                if some is not None and isinstance(error, NotAllBack) and error.back:
-                    some(error.back)
-                    runs, after_s = error.still, RETRY_FIRST_S
-                longer = min(2 * after_s, RETRY_LAST_S)
-                self._overdue[generation] = why = (
-                    f"{order.name}: {size(self._nbytes(runs))} are not back yet; swapd asks again: "
-                    f"{error}"
-                )
-                if after_s < longer == RETRY_LAST_S:
-                    log.warning("%s", why)
-                await asyncio.sleep(after_s)
-                after_s = longer
-        finally:
-            self._overdue.pop(generation, None)
+        while (error := await self._taken(runs)) is not None:
+            if some is not None and isinstance(error, NotAllBack) and error.back:
+                some(error.back)
+                runs, after_s = error.still, RETRY_FIRST_S
+            longer = min(2 * after_s, RETRY_LAST_S)
+            self._overdue[generation] = why = (
+                f"{order.name}: {size(self._nbytes(runs))} are not back yet; swapd asks again: "
+                f"{error}"
+            )
+            if after_s < longer == RETRY_LAST_S:
+                log.warning("%s", why)
+            await asyncio.sleep(after_s)
+            after_s = longer
+        self._overdue.pop(generation, None)
 
     async def _taken(self, runs: Runs) -> DeviceError | None:
         """Ask for the memory; return why some is missing."""
