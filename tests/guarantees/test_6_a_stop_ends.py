@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from swapd.core.events import SessionRequest
+from swapd.daemon.host_copies import NAME
 from swapd.log.reader import read
 from swapd.log.records import parse
 from swapd.shared import protocol
@@ -14,6 +15,7 @@ from swapd_client import connect
 from tests.contents import bytes_of
 from tests.guarantees import held_save
 from tests.guarantees.harness import MIB, Daemon, RawSession, Worker, World
+from tests.guarantees.worker import digest
 
 
 def ended_after(daemon: Daemon) -> float:
@@ -49,8 +51,8 @@ def test_a_load_that_nobody_waits_for_is_not_waited_for(world: World) -> None:
 
 
 def stopped_while_it_saves(world: World, daemon: Daemon) -> tuple[Worker, str]:
-    """Tell a daemon to stop as it writes bytes back that are nowhere else; their worker, and what
-    it wrote."""
+    """Tell a daemon to stop as it writes bytes back that are nowhere else; their worker, which
+    stands still, and what it wrote."""
     owner, other = world.workers(daemon, "owner", "other")
     owner.register("m", 8 * MIB, mutable=True)
     other.register("b", 16 * MIB)
@@ -59,6 +61,7 @@ def stopped_while_it_saves(world: World, daemon: Daemon) -> tuple[Worker, str]:
     owner.release("m")
     other.start("acquire", "b")
     daemon.await_record("CopyOut", name="m")
+    owner.stop()
     daemon.terminate()
     return owner, written
 
@@ -67,6 +70,9 @@ def test_what_is_nowhere_else_is_saved_however_short_the_time(world: World) -> N
     daemon = world.daemon(bandwidth="8MB/s", stop_timeout=0.01)
     owner, written = stopped_while_it_saves(world, daemon)
     ended_after(daemon)
+    opened = [fd for fd in Path(f"/proc/{owner.pid}/fd").iterdir() if NAME in str(fd.readlink())]
+    assert [digest(bytearray(host_copy.read_bytes())) for host_copy in opened] == [written]
+    owner.go_on()
     owner.await_end()
     owner.disconnect()
     assert owner.look("m")[1] == written
@@ -122,6 +128,7 @@ def test_nobody_is_served_after_the_goodbye(world: World) -> None:
             ended_after(daemon)
         said = [parse(line.raw).event for line in read(daemon.swap_log)]
         assert raw.session not in [one.session for one in said if isinstance(one, SessionRequest)]
+    owner.go_on()
     owner.await_end()
     owner.disconnect()
     assert owner.look("m")[1] == written
