@@ -102,7 +102,10 @@ def test_a_session_that_takes_nothing_is_refused_more_and_not_ended(world: World
         assert made >= lifeline.UNREAD_MAX
         assert "does not read" in refused.message, refused
         assert worker.use("a")[1] == a
+        kept = {"session": raw.session, "channel": "lifeline"}
+        assert daemon.await_record("Unread", **kept).count, "since then its time runs"
         masters = [raw.hear() for _ in range(made)]
+        daemon.await_record("Unread", **kept, count=0)
         assert [m.name for m in masters if isinstance(m, protocol.Master)] == [
             f"x{i}" for i in range(made)
         ]

@@ -225,6 +225,7 @@ def test_a_session_that_asks_on_and_never_reads_is_ended_and_no_other(world: Wor
         assert isinstance(goodbye, protocol.Goodbye)
         assert goodbye.code == "fenced"
         assert "does not read" in goodbye.message
+        daemon.await_record("Unread", session=deaf.session, channel="replies")
         daemon.await_gone(deaf)
     assert other.use("a")[1] == a
     assert "does not read" in daemon.log
