@@ -16,13 +16,14 @@ _MPS_SERVER = "nvidia-cuda-mps-server"
 class Nvml:
     """Methods block briefly; call them in any thread, but one at a time."""
 
+    #: Why NVML does not know this GPU; "" if it does.
+    missing: str
+
     def __init__(self, name: str) -> None:
         """`name`: the CUDA driver's uuid, "GPU-...", which NVML calls "MIG-..." under MIG; or the
         number on the machine."""
         self._api: Any = None
         self._gpu: Any = None
-        #: Why NVML does not know this GPU; "" if it does.
-        self.missing = ""
         try:
             self._api = importlib.import_module("pynvml")
             self._api.nvmlInit()
@@ -85,6 +86,7 @@ class Nvml:
             except self._api.NVMLError as exc:
                 self.missing = f"{exc} ({name})"
             else:
+                self.missing = ""
                 return
 
     def _mps(self) -> bool:

@@ -103,8 +103,10 @@ def test_a_process_of_any_name_is_told_in_one_harmless_line(api: FakeNvml) -> No
 
 def test_mig_is_said_also_of_an_instance_that_has_a_name_of_its_own(api: FakeNvml) -> None:
     api.knows = UUID.replace("GPU-", "MIG-")
-    (note,) = Nvml(UUID).notes(mps=False)
+    nvml = Nvml(UUID)
+    (note,) = nvml.notes(mps=False)
     assert "MIG is on" in note
+    assert not nvml.missing
     api.knows, api.mig = UUID, True
     assert Nvml(UUID).notes(mps=False) == (note,)
 
