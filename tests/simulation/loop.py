@@ -194,9 +194,6 @@ class Signal:
 
     notify_all = notify
 
-    def wait(self, seconds: float) -> None:
-        pause(seconds)
-
     def wait_for(self, met: Callable[[], object]) -> None:
         while not met():
             assert Strand.current is not None, "the loop waits"

@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -338,7 +338,7 @@ def _like(module: Any, **other: Any) -> SimpleNamespace:
 def installed(machine: Machine) -> Iterator[None]:
     """The daemon's modules see this machine instead of the system."""
     loop, tokens = machine.loop, Random(machine.rng.random())
-    clock = SimpleNamespace(monotonic=loop.time, time=lambda: 1.7e9 + loop.time())
+    clock = SimpleNamespace(monotonic=loop.time, time=lambda: 1.7e9 + loop.time(), sleep=pause)
 
     class Thread:
         """Of the swap log."""
@@ -367,7 +367,7 @@ def installed(machine: Machine) -> Iterator[None]:
 
         listener = type("Listener", (Listener,), {"machine": machine})
         core = type("Core", (CheckedCore,), {"machine": machine})
-        threads = SimpleNamespace(Thread=Thread, Condition=signal)
+        threads = SimpleNamespace(Thread=Thread, Condition=signal, Lock=nullcontext)
         memory = _like(vm, map_shared=machine.map_shared, free=machine.free)
         put(dispatch, time=clock)
         put(router, time=clock)
