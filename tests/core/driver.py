@@ -534,6 +534,7 @@ def wind_up(w: World) -> None:
                 break
             w.sleep(60.0)
     assert not waiting_for_memory(w), f"{waiting_for_memory(w)} would wait forever"
+    assert w.unanswered == set(w.waiting), "a request has no answer"
     assert w.core.ledger.queue.queued == []
     assert w.core.quiet
     for session in sorted(w.sessions):

@@ -191,6 +191,8 @@ class World:
         #: of, or the channel that it must read.
         self.owes: dict[tuple[int, int | str], float] = {}
         self.answers: dict[Key, Grant | Refuse | Accept] = {}
+        #: The requests of living sessions that were neither answered nor given up.
+        self.unanswered: set[Key] = set()
         #: All acquires, those without an answer, and the components of each lease.
         self.asked: dict[Key, Acquire] = {}
         self.waiting: dict[Key, Acquire] = {}
@@ -446,6 +448,7 @@ class World:
             worth.number, worth.places = said.number, places(said.ranges, worth.nbytes)
 
     def cancel(self, key: Key) -> None:
+        self.unanswered.discard(key)
         self.waiting.pop(key, None)
         self.leases.pop(key, None)
         self._starts_no_more(key)
@@ -454,6 +457,7 @@ class World:
     def _starts_no_more(self, key: Key) -> None:
         if key in self.starters:
             self.starters.remove(key)
+            self.unanswered.discard(key)
 
     def prefetch(
         self,
@@ -499,6 +503,7 @@ class World:
         self.gone.add(session)
         if alive:
             self.still_running.add(session)
+        self.unanswered = {key for key in self.unanswered if key[0] != session}
         for key in [k for k in self.waiting if k[0] == session]:
             del self.waiting[key]
         for key in [k for k in self.leases if k[0] == session]:
@@ -743,6 +748,8 @@ class World:
 
     def ask(self, session: int, request: AnyOrder) -> None:
         """Hand one request to the core, if it is valid by itself."""
+        if request.id:
+            self.unanswered.add((session, request.id))
         if problem := self.core.problem_with(request):
             self.out = [Refuse(session, request.id, "bad_request", problem)]
             self._note(self.out[0])
@@ -975,6 +982,7 @@ class World:
         key = (action.session, action.request)
         assert key not in self.answers, f"{action}: answered already"
         self.answers[key] = action
+        self.unanswered.discard(key)
         if key in self.starters:
             return self._note_start(key, action)
         asked = self.waiting.pop(key, None)
