@@ -78,6 +78,26 @@ def test_who_holds_leases_already_does_not_go_first(make: Make) -> None:
     assert w.granted(head, same)
 
 
+def test_nobody_goes_first_while_one_that_comes_back_soon_is_idle(make: Make) -> None:
+    """Its next lease is none yet, but the head would have to fit beside it, too."""
+    w = make(CHUNKS)
+    a, b = w.open(), w.open()
+    w.register(a, "a", 16)
+    w.register(b, "b", 5)
+    held, lease = w.use(a, "a"), w.acquire(b, "b")
+    w.now = 0.1
+    w.settle()
+    w.release(lease)
+    lease = w.acquire(b, "b")
+    head = waiting(w, 32, "head")
+    w.release(lease)
+    waiting(w, 8, "c")
+    w.acquire(b, "b")
+    w.release(held)
+    w.settle()
+    assert w.granted(head)
+
+
 @st.composite
 def queues(draw: st.DrawFn) -> tuple[list[int], int, list[int], list[int]]:
     """Chunks of the leases, of the head and of those behind it; the order of the releases."""
