@@ -1,8 +1,8 @@
 """The test files that reach each file of the product, and `python -m tests.mutants.reached`.
 
 `reached.json` has, for each product file, the test files that call most of its functions in the
-least time, the best one first; and the seconds of each test file. It only chooses tests, so an old
-one is not wrong: for a file that it lacks, the tests of its neighbours run.
+least time, the best one first; and the seconds of these and of each quick test file. It only
+chooses tests, so an old one is not wrong: for a file that it lacks, those of its neighbours run.
 
 The command measures them anew, in a quarter of an hour: each function of a copy of the tree notes
 its first call under each test, in every process. One test at a time runs in a copy, so that the
@@ -36,6 +36,8 @@ GROUPS = {
 READ_THE_SOURCE = ("tests/test_docs.py", "tests/test_layers.py", "tests/test_prose.py")
 #: Test files beyond this many add nothing that is worth their time.
 FILES_MAX = 16
+#: A test file that takes less may be tried for any file of its part.
+QUICK_S = 2.0
 #: Copies of the tree, each for a share of the test files.
 AT_ONCE = 2
 #: Seconds that a test file costs beside its tests.
@@ -139,7 +141,11 @@ def chosen(
 
 
 def tests_of(path: Path, seconds: float) -> list[str]:
-    """The tests for a product file that take so long together, or the first one alone."""
+    """The tests for a product file that take so long together, or the first one alone.
+
+    The quick ones of its part come last: they check more of what it promises than which functions
+    they reach can say.
+    """
     known = json.loads(MAP.read_text())
     tests: list[str] = known["tests"].get(str(path)) or [
         test
@@ -147,10 +153,12 @@ def tests_of(path: Path, seconds: float) -> list[str]:
         if Path(neighbour).parent == path.parent
         for test in found[:1]
     ]
+    own = f"tests/{path.parent.name}/"
+    quick = [t for t, s in known["seconds"].items() if t.startswith(own) and s < QUICK_S]
     took = 0.0
     those: list[str] = []
-    for test in filter(lambda test: (ROOT / test).exists(), dict.fromkeys(tests)):
-        if not those or took + known["seconds"][test] < seconds:
+    for test in dict.fromkeys([*tests, *quick]):
+        if (ROOT / test).exists() and (not those or took + known["seconds"][test] < seconds):
             took += known["seconds"][test]
             those.append(test)
     return those
@@ -190,8 +198,9 @@ def read(notes: Path, homes: Sequence[str]) -> dict[str, dict[str, Any]]:
                 functions[homes[number]][test].add(number)
     of_all = Counter(test for by in functions.values() for test, found in by.items() for _ in found)
     tests = {home: chosen(by, of_all, seconds) for home, by in sorted(functions.items())}
-    named = sorted({test for found in tests.values() for test in found})
-    return {"seconds": {test: round(seconds[test], 1) for test in named}, "tests": tests}
+    named = {test for found in tests.values() for test in found}
+    named.update(test for test, took in seconds.items() if took < QUICK_S)
+    return {"seconds": {test: round(seconds[test], 1) for test in sorted(named)}, "tests": tests}
 
 
 if __name__ == "__main__":
