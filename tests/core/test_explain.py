@@ -3,9 +3,9 @@
 import pytest
 
 from swapd.core import explain
-from swapd.core.check import check
 from swapd.core.states import State
 from swapd.core.status import component_status, session_status
+from tests.core.check import check
 from tests.core.world import World
 
 

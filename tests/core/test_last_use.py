@@ -1,7 +1,6 @@
 """The last use in a status survives an acquire without effect."""
 
 from swapd.core import Residency, status
-from swapd.core.check import check
 from swapd.core.events import (
     CopiedIn,
     HostCopyMade,
@@ -12,6 +11,7 @@ from swapd.core.events import (
     Tick,
 )
 from swapd.shared.protocol import Acquire, Commit, Register, Release
+from tests.core.check import check
 
 
 def _two_that_do_not_fit() -> Residency:

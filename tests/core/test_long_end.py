@@ -6,9 +6,9 @@ import pytest
 
 from swapd.core import events
 from swapd.core.actions import MakeHostCopy, Refuse
-from swapd.core.check import check
 from swapd.core.states import State
 from swapd.shared.protocol import Acquire, Register
+from tests.core.check import check
 from tests.core.world import World, remains
 
 #: A world, and the session in it that owns and holds much.

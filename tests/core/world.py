@@ -39,7 +39,6 @@ from swapd.core.actions import (
     StopCopy,
     Waiting,
 )
-from swapd.core.check import check
 from swapd.core.chunks import count
 from swapd.core.events import (
     AnyEvent,
@@ -96,6 +95,7 @@ from swapd.shared.protocol import (
     Used,
 )
 from tests.core.arena import Arena, numbers, places
+from tests.core.check import check
 
 Channel = Literal["lifeline", "replies"]
 

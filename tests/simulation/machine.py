@@ -19,7 +19,6 @@ from unittest.mock import patch
 
 from swapd.core import Residency
 from swapd.core.actions import AnyAction
-from swapd.core.check import check
 from swapd.core.events import AnyEvent
 from swapd.daemon import (
     daemon,
@@ -39,6 +38,7 @@ from swapd.log import swap_log
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Ranges, Runs
+from tests.core.check import check
 from tests.simulation.loop import Pool, Signal, SimulatedLoop, Steps, Strand, pause
 
 CHUNK, PER_FILE = 16, 2

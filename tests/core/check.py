@@ -1,4 +1,4 @@
-"""The self-check, for tests and after a fault: recompute the ledger's sums, orders and indexes."""
+"""Whether the state of a core contradicts itself: its sums, orders and indexes, recomputed."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
