@@ -48,10 +48,11 @@ def changes(node: ast.AST) -> Iterator[list[ast.AST]]:
 def sites(node: ast.AST) -> Iterator[tuple[ast.AST, list[ast.AST], Put]]:
     """Every node of a tree that may change, its replacement, and the function that replaces it.
 
-    Leaves out types, messages, assertions and `__repr__`.
+    Leaves out types, messages, assertions, `__repr__`, and that a class is frozen.
     """
+    of_classes = ("keywords",) if isinstance(node, ast.ClassDef) else ()
     for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "decorator_list"):
+        if field in ("annotation", "returns", "decorator_list", *of_classes):
             continue
         for i, child in enumerate(value if isinstance(value, list) else [value]):
             if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr | ast.Assert):
