@@ -74,6 +74,15 @@ def test_a_load_under_way_has_as_long_as_its_last_one_took_left(w: World) -> Non
     assert told(w, b, "b").seconds == pytest.approx(LOAD_S - 0.25 + USE_S + LOAD_S)
 
 
+def test_it_comes_after_the_save_of_what_is_leaving(w: World) -> None:
+    a, b, _ = owners(w)
+    w.register(a, "m", 6, mutable=True)
+    w.release(held(w, a, "m"))
+    w.evict_now(b, "m")
+    w.ack("m")
+    assert told(w, b, "b").seconds == pytest.approx(2 * LOAD_S)
+
+
 def test_an_acquire_that_waits_is_told_what_status_says(w: World) -> None:
     a, b, c = owners(w)
     held(w, a, "a", for_s=0.5)
