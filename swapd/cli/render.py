@@ -109,9 +109,8 @@ _FIELDS: dict[str, Callable[[_Words], str]] = {
     "copied": lambda w: _copied(w.item.generation, w.record, w.seen),
     "ordered": lambda w: f"{_amount(w.item)}{_of_all(w.item)}",
     "after": lambda w: _after(w.item.generation, w.record, w.seen),
-    "where": lambda w: (
-        f"in part: {counted(count(w.item.runs), 'chunk')}" if w.item.runs else "in the arena"
-    ),
+    "chunks": lambda w: counted(count(w.item.runs), "chunk"),
+    "where": lambda w: f"in part: {w['chunks']}" if w.item.runs else "in the arena",
     "terms": lambda w: _terms(w.item),
     "registration": lambda w: _registration(w.item),
     "again": lambda w: f", used {w.item.again} times more" if w.item.again else "",
@@ -154,11 +153,6 @@ def _pinned(e: events.HostCopiesPinned, w: _Words) -> Said:
     if e.refused:
         return Said("pinned", "host copies", f"{how}; the rest is not: {{refused}}", WAIT, True)
     return Said("pinned", "host copies", how, GOOD, True)
-
-
-def _short(e: events.MemoryMissing, w: _Words) -> Said:
-    short = counted(count(e.runs), "chunk")
-    return Said("short", short, "not free yet: workers of the daemon before use them", WAIT, True)
 
 
 def _unread(e: events.Unread, w: _Words) -> Said:
@@ -231,7 +225,7 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     events.HostCopySealed: Said("ready", "{names}", "may be acquired"),
     events.HostCopyFailed: Said("failed", "{names}", "{code}: {why}", BAD, True),
     events.HostCopyFound: Said("found", "{name}", "{size}, kept by the daemon before", GOOD, True),
-    events.MemoryMissing: _short,
+    events.MemoryMissing: Said("short", "{chunks}", "in use by workers from before", WAIT, True),
     events.HostCopiesPinned: _pinned,
     events.RevokeAck: Said("unmapped", "{names}", "in {who}"),
     events.CopiedIn: Said("in", "{names}", "{copied}", GOOD, True),

@@ -25,7 +25,7 @@ from swapd_client.vllm.stage.components import StageComponents, sizes_of
 from swapd_client.vllm.stage.connection import Connection, close, connect_to_start
 from swapd_client.vllm.stage.memory import StageMemory
 from swapd_client.vllm.stage.rejoining import Rejoining
-from swapd_client.vllm.stage.turns import Lost, Turns
+from swapd_client.vllm.stage.turns import AwaitsDaemon, Turns
 
 #: The tags of vLLM's sleep mode.
 EVERYTHING = ("weights", "kv_cache")
@@ -187,7 +187,7 @@ class Stage:
         while True:
             try:
                 return self.turns.hold(encoders=encoders)
-            except Lost:
+            except AwaitsDaemon:
                 self._gate.step_aside()
 
     @property

@@ -31,7 +31,7 @@ from swapd_client.vllm.stage.window import Window
 IDLE_S = 0.05
 
 
-class Lost(Exception):
+class AwaitsDaemon(Exception):
     """The daemon is gone, and the call begins anew when the stage has the next one, or is alone."""
 
 
@@ -184,7 +184,7 @@ class Turns:
 
     def _lose(self, error: SwapdError) -> None:
         if self.gate.depth == 1 and self.waits():
-            raise Lost from error
+            raise AwaitsDaemon from error
         self.go_alone(error)
 
     def go_alone(self, error: SwapdError) -> None:
