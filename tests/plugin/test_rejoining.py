@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 import swapd_client
-from swapd_client import Client, NotRunning, VersionMismatch, connect
+from swapd_client import Client, NotRunning, OutOfMemory, VersionMismatch, connect
 from swapd_client.memory.part import Part
+from swapd_client.memory.place import Place
 from swapd_client.session.registry import Registry
 from swapd_client.vllm.stage import Stage, rejoining
 from swapd_client.vllm.stage.kv_cache import KvTerms, Layer
@@ -202,6 +203,23 @@ def test_without_the_next_daemon_the_stage_goes_alone_after_a_while(lives: Lives
     assert stage.alone
     lives.bring_back(stage)
     step(stage, model)
+
+
+def test_without_memory_for_its_weights_the_stage_waits_on(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage, model = waiting(lives, "thinker")
+    monkeypatch.setattr(Place, "set_memory_aside", Mock(side_effect=OutOfMemory("no room")))
+    lives.daemon.kill()
+    done = lives.meanwhile(lambda: step(stage, model))
+    while not stage.connection.left:
+        assert not done.is_set()
+    stage.connection.wait_s = stage.connection._waits_until = 0.1
+    while sum("its calls wait on" in message for message in caplog.messages) < 2:
+        assert not done.is_set()
+    lives.restart()
+    assert done.wait(PATIENCE_S)
+    assert not stage.alone
 
 
 def test_one_that_the_next_daemon_refuses_waits_for_another(

@@ -8,7 +8,7 @@ from threading import Event
 
 import swapd_client
 from swapd_client.client import Client
-from swapd_client.errors import DaemonGone, NotRunning, SessionEnded, SwapdError
+from swapd_client.errors import DaemonGone, NotRunning, OutOfMemory, SessionEnded, SwapdError
 from swapd_client.log import log
 from swapd_client.rejoining import refuse_another_device
 from swapd_client.vllm.ranks import Ranks
@@ -52,6 +52,7 @@ class Connection:
         self.alone = False
         self.wait_s = WAIT_S if client.session.processor.memory_is_scarce else 0.0
         self._waits_until = 0.0
+        self._lost: SwapdError | None = None
         #: Whether the weights of a dead daemon wait in the client for the next one.
         self.left = False
         #: Set if no further step is possible.
@@ -69,13 +70,38 @@ class Connection:
         is_over = self.alone or self.closed.is_set() or time.monotonic() >= self._waits_until
         return not is_over and isinstance(self.error, DaemonGone)
 
+    def waits_on(self) -> bool:
+        """Wait for as long again if there is no memory for the weights without a daemon; return
+        whether."""
+        is_over = self.alone or self.closed.is_set() or not isinstance(self.error, DaemonGone)
+        if not self.wait_s or is_over or self._has_room():
+            return False
+        self._waits_until = time.monotonic() + self.wait_s
+        log.error(
+            "%s has no memory for its weights without swapd: its calls wait on. Start swapd again",
+            self.stage,
+        )
+        return True
+
+    def _has_room(self) -> bool:
+        """Set memory aside for all weights, or for none."""
+        places = [part.where for part in self.client.session.registry.all()]
+        try:
+            for where in places:
+                where.set_memory_aside()
+        except OutOfMemory:
+            for where in places:
+                where.give_memory_back()
+            return False
+        return True
+
     def refuse_stopped(self) -> None:
         if self.stopped is not None:
             raise self.stopped
 
     def go_alone(self, error: SwapdError) -> None:
         """Move the weights to private memory. Raises: Stopped if there is no room for them."""
-        self.alone = True
+        self.alone, self.left = True, False
         self.wake.set()
         self.leave(self.client, error)
         log.error(
@@ -128,7 +154,9 @@ class Connection:
         client.session.life.when_ended(self._tell_of_end)
 
     def _tell_of_end(self, error: SwapdError) -> None:
-        self._waits_until = time.monotonic() + self.wait_s
+        if error is self._lost:
+            return
+        self._lost, self._waits_until = error, time.monotonic() + self.wait_s
         if isinstance(error, SessionEnded):
             waits = f"; its calls wait {self.wait_s:g} s for the next daemon" if self.waits else ""
             log.error("%s has lost swapd: %s%s", self.stage, error, waits)

@@ -41,7 +41,7 @@ class Refusals:
             found = os.stat(endpoint / LIFELINE)
         except OSError:
             return False
-        door = found.st_ino, found.st_ctime_ns
+        door = found.st_ino, found.st_mtime_ns  # ctime changes when the daemon sets its mode
         if door == self._door:
             return time.monotonic() >= self.ask_at
         self._door = door  # in case it refuses
@@ -115,7 +115,7 @@ class Rejoining:
     def _await_or_be_alone(self) -> None:
         """While the stage waits for the next daemon, keep calls out, and memory free for it.
         Otherwise go alone now: the memory is the old daemon's."""
-        if self._turns.waits():
+        if self._turns.waits() or self._connection.waits_on():
             self._gate.shut = True
             if not self._gate.busy:
                 self._turns.leave()
@@ -182,9 +182,9 @@ class Rejoining:
         if error is self._connection.stopped:
             return log.error("%s", error)
         if self._refusals.add(error):
-            goes_on = "its calls wait" if self._turns.waits() else "it goes on without it"
+            goes_on = "its calls wait," if self._turns.waits() else "it goes on without it,"
             log.warning(
-                "%s cannot come back to swapd; %s, and it tries again: %s",
+                "%s cannot come back to swapd; %s and it tries again: %s",
                 self._connection.stage,
                 goes_on,
                 error,

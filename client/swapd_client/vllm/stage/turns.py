@@ -183,7 +183,9 @@ class Turns:
         return held
 
     def _lose(self, error: SwapdError) -> None:
-        if self.gate.depth == 1 and self.waits():
+        # once they are left, the stage's own thread says how long they wait
+        waits = self.connection.left and not self.connection.closed.is_set()
+        if self.gate.depth == 1 and (waits or self.waits()):
             raise AwaitsDaemon from error
         self.go_alone(error)
 
