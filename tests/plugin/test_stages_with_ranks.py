@@ -77,7 +77,7 @@ class Rank:
         self._together = together
         self._value = float(crc32(self._name.encode()) % 4096)
         self._thread = ThreadPoolExecutor(1, self._name)
-        self._stage: Stage | None = None
+        self.stage: Stage | None = None
 
     def start(self) -> "Future[None]":
         return self._thread.submit(self._start)
@@ -90,38 +90,38 @@ class Rank:
 
     def _start(self) -> None:
         options = Options(endpoint=self._endpoint)
-        self._stage = Stage.connect(
+        self.stage = Stage.connect(
             options, self._name, gpu=None, rank=self._number, share=self._share
         )
         self._model = torch.nn.Linear(WIDTH, WIDTH, bias=False)
         with torch.no_grad():
             self._model.weight.fill_(self._value)
-        self._stage.memory.take({"": self._model})
+        self.stage.memory.take({"": self._model})
 
     def _serve(self) -> None:
-        assert self._stage is not None
+        assert self.stage is not None
         for request in range(REQUESTS):
             for step in range(STEPS):
                 came = [f"{request}"] if step == 0 else []
                 went = [f"{request - 1}"] if step == 0 and request else []
-                self._stage.note(came, went)
-                self._stage.begin()
+                self.stage.note(came, went)
+                self.stage.begin()
                 with self._together.step(self._number):
                     least, most = self._model.weight.detach().aminmax()  # in one pass
                     assert least == most == self._value
-                self._stage.end()
-        self._stage.note([], [f"{REQUESTS - 1}"])
-        self._stage.rest()
+                self.stage.end()
+        self.stage.note([], [f"{REQUESTS - 1}"])
+        self.stage.rest()
 
     def _change(self) -> None:
-        assert self._stage is not None
+        assert self.stage is not None
         self._value += 1
-        with self._stage.memory.changing(), torch.no_grad(), Together.step(self._together, 0):
+        with self.stage.memory.changing(), torch.no_grad(), Together.step(self._together, 0):
             self._model.weight.fill_(self._value)
 
     def close(self) -> None:
-        if self._stage is not None:
-            self._stage.close()
+        if self.stage is not None:
+            self.stage.close()
         self._thread.shutdown()
 
 
@@ -157,8 +157,17 @@ class Cast:
 
     def serve(self) -> None:
         """Let all stages serve all their requests at the same time."""
-        for served in [rank.serve() for rank in self._ranks]:
+        for served in self.begin():
             served.result(PATIENCE_S)
+
+    def begin(self) -> "list[Future[None]]":
+        return [rank.serve() for rank in self._ranks]
+
+    def wait_for_daemons(self) -> None:
+        """Have all ranks wait for their next daemons, as on GPUs."""
+        for rank in self._ranks:
+            assert rank.stage is not None
+            rank.stage.connection.wait_s = PATIENCE_S
 
     def serve_until(self, met: Callable[[], bool]) -> int:
         """Serve until `met()`: the stages got into each other's way. Returns the requests of each.
@@ -277,6 +286,26 @@ def test_a_rank_comes_back_to_its_daemon_by_itself(
     names = {f"a.tp{gone}", f"b.tp{gone}"}
     while names:
         names.discard(again.await_record("Commit").name)
+    cast.serve_until(lambda: sum(loads(again)) > 2)
+    cast.change()
+    cast.serve()
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+@pytest.mark.parametrize("dies", ["in a request", "between requests"])
+def test_ranks_wait_for_their_next_daemon_where_not_all_weights_fit(
+    world: World, daemons: list[Daemon], cast: Cast, dies: str, gone: int
+) -> None:
+    cast.stage("a", daemons)
+    cast.stage("b", daemons)
+    cast.wait_for_daemons()
+    cast.serve()
+    served = cast.begin() if dies == "in a request" else []
+    daemons[gone].kill()
+    served += cast.begin()
+    again = world.daemon(("one", "two")[gone], budget="6MiB")
+    for one in served:
+        one.result(PATIENCE_S)
     cast.serve_until(lambda: sum(loads(again)) > 2)
     cast.change()
     cast.serve()

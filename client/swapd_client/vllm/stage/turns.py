@@ -182,12 +182,16 @@ class Turns:
         self.window.end()
         return held
 
-    def _lose(self, error: SwapdError) -> None:
+    def _is_held_off(self) -> bool:
+        """Return whether a call, which has not computed yet, waits outside for the next daemon."""
         # once they are left, the stage's own thread says how long they wait
         waits = self.connection.left and not self.connection.closed.is_set()
-        if self.gate.depth == 1 and (waits or self.waits()):
+        return self.gate.depth == 1 and (waits or self.waits())
+
+    def _lose(self, error: SwapdError) -> None:
+        if self._ranks is None and self._is_held_off():
             raise AwaitsDaemon from error
-        self.go_alone(error)
+        self.go_alone(error)  # at once in a rank's turn: its end would fail those of later ranks
 
     def go_alone(self, error: SwapdError) -> None:
         """End the turn, which is lost with the daemon.
@@ -213,6 +217,8 @@ class Turns:
         if self.gate.depth > 1:  # no rank lets go in the middle of a step
             return self._take(names)
         self._fenced = None
+        if self.connection.error is not None and self._is_held_off():
+            raise AwaitsDaemon
         with self.in_order():
             self._take(names)
 
