@@ -237,6 +237,21 @@ async def test_what_is_state_is_told_once_and_ends_no_session_however_long_nobod
                 newest.discard((await hear(ends))[0])
 
 
+async def test_what_is_state_is_told_after_what_was_said_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder learns that its component is broken before it is revoked, also if an earlier one of
+    that name still waits to be revoked."""
+    monkeypatch.setattr(lifeline, "RETRY_S", 0.001)
+    error = OSError(errno.ENOBUFS, "injected")
+    monkeypatch.setattr(lifeline, "send_packet", failing(1, error, fds.send_packet))
+    broken, revoked = protocol.Broken("a", 2, "why"), protocol.Revoke("a", 2)
+    async with session(tmp_path) as ends:
+        for message in (protocol.Revoke("a", 1), broken, revoked):
+            ends.lifeline.send(message)
+        assert [(await hear(ends))[0] for _ in range(2)] == [broken, revoked]
+
+
 async def test_what_is_said_once_and_not_taken_for_long_ends_the_session(tmp_path: Path) -> None:
     with FencedByCore(unread_timeout_s=0.2) as core:
         async with session(tmp_path, core) as ends:

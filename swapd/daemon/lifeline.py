@@ -164,6 +164,7 @@ class Lifeline:
         key, once = object(), True
         if isinstance(message, Revoke | Saved):
             key, once = (type(message), message.name), False
+            self._backlog.pop(key, None)  # the newest comes after what was said before it
         self._once += once
         self._backlog[key] = _Packet(encode(message), fds, export, once)
 

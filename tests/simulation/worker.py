@@ -226,8 +226,8 @@ class Worker(Client):
         self.guilty, what = True, self.rng.random()
         if what < 0.5:
             self.deaf(self.rng.choice((5.0, 200.0)))
-            asked = [self.send(protocol.StatusRequest) for _ in range(80)]
-            await asyncio.gather(*map(self.answer, asked))
+            asked = [self.send(protocol.StatusRequest).id for _ in range(80)]
+            await asyncio.gather(*[self.pending[number] for number in asked])
         elif what < 0.8:
             self.channels[0].send(self.rng.randbytes(9))
         elif self.line is not None:
