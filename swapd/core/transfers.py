@@ -327,15 +327,13 @@ def reclaim(ledger: Ledger, c: Component) -> None:
 
 
 def missing_at_start(ledger: Ledger, event: MemoryMissing) -> None:
-    """Take chunks from their users as from those of a workspace whose session is gone."""
+    """Take chunks from their users as those of a lent workspace that no request needs."""
     chunks = count(event.runs)
     nbytes = chunks * ledger.chunk_bytes
     c = Component(0, MISSING, 0, nbytes, chunks, "sequential", None, False, workspace=True)
-    c.state, c.generation = State.RECLAIMING, ledger.next_generation()
+    c.state, c.generation = State.RESIDENT, ledger.next_generation()
     c.runs = ledger.pool.take(chunks, prefer=event.runs)
-    ledger.leaving += chunks
-    ledger.reclaiming += chunks
-    reclaim(ledger, c)
+    close_workspace(ledger, c)
 
 
 def reclaimed_in_part(ledger: Ledger, move: Transfer, runs: Runs) -> None:

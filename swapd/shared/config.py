@@ -453,11 +453,6 @@ def _orders(text: str) -> tuple[tuple[str, ...], ...]:
     return tuple(orders)
 
 
-def _order(text: str) -> str:
-    _orders(text)
-    return text
-
-
 def _overtakes(text: str) -> tuple[tuple[str, int], ...]:
     """Return names with their bounds. Raises: ValueError."""
     bounds = []
@@ -469,9 +464,14 @@ def _overtakes(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(bounds)
 
 
-def _overtake_of(text: str) -> str:
-    _overtakes(text)
-    return text
+def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a reader that keeps the text if `parse` takes it."""
+
+    def read(text: str) -> str:
+        parse(text)
+        return text
+
+    return read
 
 
 def _chunk(text: str) -> Size | str:
@@ -485,8 +485,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "bandwidth": parse_rate,
     **dict.fromkeys(SIZES, typed_size),
     "chunk": _chunk,
-    "order": _order,
-    "overtake_of": _overtake_of,
+    "order": _checked(_orders),
+    "overtake_of": _checked(_overtakes),
     **dict.fromkeys(("ack_timeout", "linger", "patience", "residency_bound", "turn"), _span),
     **dict.fromkeys(("stop_timeout", "swap_log_age"), _span),
 }

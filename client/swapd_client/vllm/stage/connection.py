@@ -67,14 +67,16 @@ class Connection:
     def waits(self) -> bool:
         """Whether the daemon is gone, and the next one may take the weights before the stage goes
         alone."""
-        is_over = self.alone or self.closed.is_set() or time.monotonic() >= self._waits_until
+        return self._may_wait() and time.monotonic() < self._waits_until
+
+    def _may_wait(self) -> bool:
+        is_over = self.alone or self.closed.is_set()
         return not is_over and isinstance(self.error, DaemonGone)
 
     def waits_on(self) -> bool:
         """Wait for as long again if there is no memory for the weights without a daemon; return
         whether."""
-        is_over = self.alone or self.closed.is_set() or not isinstance(self.error, DaemonGone)
-        if not self.wait_s or is_over or self._has_room():
+        if not (self.wait_s and self._may_wait()) or self._has_room():
             return False
         self._waits_until = time.monotonic() + self.wait_s
         log.error(
