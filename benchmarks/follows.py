@@ -2,9 +2,10 @@
 
 A real daemon on the host device at 4 GB/s, and three clients, one for each stage of 64 MiB, whose
 use takes as long as half a load, one, or two. With room for little more than one stage, the stages
-are families of 16 parts, so some come in beside the one in use. The rows "turned" run the cycle
-backwards from the half of the rounds on, against what was declared. Prints the mean time of an
-acquire, the same over that of LRU on demand in the same run, and the stages loaded for a use.
+are families of 16 parts, so some come in beside the one in use; a stage that uses its parts one
+after the other lends on those that it has finished with. The rows "turned" run the cycle backwards
+from the half of the rounds on, against what was declared. Prints the mean time that a use waits,
+the same over that of LRU on demand in the same run, and the stages loaded for a use.
 """
 
 import argparse
@@ -27,6 +28,14 @@ NAMES = ("thinker", "talker", "code2wav")
 WARM = 4
 
 
+class Room(NamedTuple):
+    what: str
+    budget: int
+    #: Of a stage. `by_part`: it acquires and releases them one after the other.
+    parts: int = 1
+    by_part: bool = False
+
+
 class How(NamedTuple):
     what: str
     eviction: str
@@ -39,6 +48,11 @@ class Run(NamedTuple):
     loads_a_use: float
 
 
+ROOMS = (
+    Room("two stages", 2 * STAGE),
+    Room("a stage and a quarter", STAGE * 5 // 4, 16),
+    Room("a stage and a quarter, its parts used one by one", STAGE * 5 // 4, 16, by_part=True),
+)
 HOWS = (
     How("LRU on demand", "lru"),
     How("next_use on demand", "next_use"),
@@ -53,19 +67,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=40)
     rounds = parser.parse_args().rounds
-    for room, of_stages, parts in (("two stages", 2.0, 1), ("a stage and a quarter", 1.25, 16)):
-        sys.stdout.write(
-            f"\nroom for {room}\n{'':28} {'use':>9} {'waiting':>9} {'of LRU':>7} {'loads/use':>9}\n"
-        )
+    for room in ROOMS:
+        titles = f"{'':28} {'use':>9} {'waiting':>9} {'of LRU':>7} {'loads/use':>9}"
+        sys.stdout.write(f"\nroom for {room.what}\n{titles}\n")
         for use in (0.5, 1.0, 2.0):
-            _say(int(of_stages * STAGE), parts, use, rounds)
+            _say(room, use, rounds)
     return 0
 
 
-def _say(budget: int, parts: int, use: float, rounds: int) -> None:
+def _say(room: Room, use: float, rounds: int) -> None:
     base: dict[bool, float] = {}
     for how in HOWS:
-        run = _run(how, budget, parts, use * LOAD_S, rounds)
+        run = _run(how, room, use * LOAD_S, rounds)
         waited_s = base.setdefault(how.turned, run.waited_s)
         sys.stdout.write(
             f"{how.what:28} {use:>4} loads {run.waited_s * 1e3:>6.1f} ms "
@@ -80,23 +93,25 @@ def _order(rounds: int, *, turned: bool) -> Iterator[str]:
         yield from NAMES[::-1] if back else NAMES
 
 
-def _run(how: How, budget: int, parts: int, use_s: float, rounds: int) -> Run:
-    """The mean time of an acquire, and the loads of a use."""
+def _run(how: How, room: Room, use_s: float, rounds: int) -> Run:
+    """The mean time that a use waits, and its loads."""
     with ExitStack() as stack:
-        settings = {"budget": budget, "bandwidth": BYTES_PER_S, "eviction": how.eviction}
+        settings = {"budget": room.budget, "bandwidth": BYTES_PER_S, "eviction": how.eviction}
         folder = stack.enter_context(spawn.daemon(**settings)).folder
         clients = {n: stack.enter_context(swapd_client.connect(folder)) for n in NAMES}
         for number, (name, client) in enumerate(clients.items()):
-            part = {"w": bytes([number + 1]) * (STAGE // parts)}
-            client.register_family(name, {str(i): part for i in range(parts)}, resident=STAGE)
+            part = {"w": bytes([number + 1]) * (STAGE // room.parts)}
+            parts = {str(i): part for i in range(room.parts)}
+            client.register_family(name, parts, resident=STAGE)
         if how.declared:
             _declare(clients["thinker"], NAMES)
         for name in _order(WARM, turned=False):
-            _use(clients[name], name, use_s)
+            _use(clients[name], name, room, use_s)
         loads = clients["thinker"].status().loads
-        waited = [_use(clients[name], name, use_s) for name in _order(rounds, turned=how.turned)]
+        order = _order(rounds, turned=how.turned)
+        waited = [_use(clients[name], name, room, use_s) for name in order]
         loads = clients["thinker"].status().loads - loads
-        return Run(sum(waited) / len(waited), loads / parts / len(waited))
+        return Run(sum(waited) / len(waited), loads / room.parts / len(waited))
 
 
 def _declare(client: swapd_client.Client, names: Sequence[str]) -> None:
@@ -104,12 +119,15 @@ def _declare(client: swapd_client.Client, names: Sequence[str]) -> None:
         client.follows(following, after=name)
 
 
-def _use(client: swapd_client.Client, name: str, use_s: float) -> float:
-    """Use a stage; return the time of its acquire."""
-    since = time.perf_counter()
-    with client.acquire(name):
-        waited_s = time.perf_counter() - since
-        time.sleep(use_s)  # a GPU computes meanwhile: this process only waits
+def _use(client: swapd_client.Client, name: str, room: Room, use_s: float) -> float:
+    """Use a stage; return the time of its acquires."""
+    names = [f"{name}/{i}" for i in range(room.parts)] if room.by_part else [name]
+    waited_s = 0.0
+    for one in names:
+        since = time.perf_counter()
+        with client.acquire(one):
+            waited_s += time.perf_counter() - since
+            time.sleep(use_s / len(names))  # a GPU computes meanwhile: this process only waits
     return waited_s
 
 
