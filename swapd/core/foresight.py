@@ -160,12 +160,15 @@ class Chain:
         """Return the probabilities of each context and each use, one use later."""
         after, used = defaultdict[Context, float](float), defaultdict[str, float](float)
         for context, p in likely.items():
-            followed = self._after(context)
-            each = p / max(followed.total, 1)
+            followed, last = self._after(context), context[-1:]
+            least = LEAST * followed.total / p
+            if max(followed.of.values(), default=0) < least:
+                continue
             for name, count in followed.of.items():
-                if (share := each * count) >= LEAST:
+                if count >= least:
+                    share = p * count / followed.total
                     used[name] += share
-                    after[_then(context, name)] += share
+                    after[(*last, name)] += share
         return after, used
 
     def _after(self, context: Context) -> _Counts:
@@ -195,9 +198,10 @@ class _Ghost:
             self.moved += one.chunks
             candidates = list(self.there.values())
             need = one.chunks + sum([other.chunks for other in candidates]) - room
-            expected = chain.expected(room) if chain and need > 0 else None
-            for victim in going(need, candidates, expected):
-                del self.there[victim.name]
+            if need > 0:
+                expected = chain.expected(room) if chain else None
+                for victim in going(need, candidates, expected):
+                    del self.there[victim.name]
         self.there[one.name] = one
 
 

@@ -90,8 +90,10 @@ def bound(ledger: Ledger, head: Waiter, by: Iterable[Component]) -> int:
 
 
 def _most(ledger: Ledger, head: Waiter) -> int:
-    rules, asked = ledger.rules, ledger.named(head.names) if ledger.rules.overtake_of else ()
-    names = {name for c in asked for name in (c.name, c.part_of, c.group)}
+    rules = ledger.rules
+    if not rules.overtake_of:
+        return rules.overtake
+    names = {name for c in ledger.named(head.names) for name in (c.name, c.part_of, c.group)}
     return min([n for name, n in rules.overtake_of if name in names], default=rules.overtake)
 
 
