@@ -157,14 +157,14 @@ def test_sighup_changes_what_can_be_changed_and_names_what_cannot(tmp_path: Path
         assert process.stderr is not None
         assert process.stdout.readline()
         file.write_text(
-            "stop_timeout = 0.5\npatience = 5\novertake = 3\n"
+            'stop_timeout = 0.5\npatience = 5\novertake = 3\novertake_of = "a=1"\n'
             'swap_log_size = "2 GB"\nchunk = "4MiB"\n'
         )
         process.send_signal(signal.SIGHUP)
         said = process.stderr.readline()
         changed = (
-            "patience 30.0 -> 5.0, overtake 16 -> 3, stop_timeout 10.0 -> 0.5, "
-            "swap_log_size 1 GB -> 2 GB"
+            "patience 30.0 -> 5.0, overtake 16 -> 3, overtake_of default -> a=1, "
+            "stop_timeout 10.0 -> 0.5, swap_log_size 1 GB -> 2 GB"
         )
         assert f"reloaded: {changed}" in said
         said = process.stderr.readline()

@@ -169,6 +169,8 @@ def _rules(e: events.RulesChanged, w: _Words) -> Said:
         f"residency_bound {e.residency_bound_s:g} s, patience {e.patience_s:g} s, "
         f"overtake {e.overtake}, turn {e.turn_s:g} s, keep_host {size(e.keep_host)}"
     )
+    for name, most in e.overtake_of:
+        rules += f", overtake {most} for {name}"
     return Said("rules", "", f"changed: {rules}", "bold", True)
 
 

@@ -97,8 +97,9 @@ def serve(
 
     Each setting can also be SWAPD_<NAME> in the environment, or a line of the file. SIGHUP reads
     the file again: --ack-timeout, --residency-factor, --residency-bound, --patience, --overtake,
-    --turn, --keep-host, --stop-timeout, --linger, --swap-log-size, --swap-log-age and --host-memory
-    change at once; the others need `swapd upgrade` or a restart, and stderr names them.
+    --overtake-of, --turn, --keep-host, --stop-timeout, --linger, --swap-log-size, --swap-log-age
+    and --host-memory change at once; the others need `swapd upgrade` or a restart, and stderr names
+    them.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     handler = StderrHandler()

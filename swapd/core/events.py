@@ -194,7 +194,7 @@ class Tick(Event, frozen=True, tag="tick"):
 
 
 class RulesChanged(Event, frozen=True, tag="rules_changed"):
-    """New rules, also for waiting requests and debts."""
+    """New rules, by the names of `Rules`, also for waiting requests and debts."""
 
     ack_timeout_s: float
     residency_factor: float
@@ -203,6 +203,7 @@ class RulesChanged(Event, frozen=True, tag="rules_changed"):
     overtake: int = 16
     turn_s: float = 600.0
     keep_host: int = 0
+    overtake_of: tuple[tuple[str, int], ...] = ()
 
 
 class Stopping(Event, frozen=True, tag="stopping"):

@@ -187,16 +187,9 @@ def _fence(ledger: Ledger, number: int, why: str) -> None:
 
 def on_rules_changed(ledger: Ledger, event: RulesChanged) -> None:
     """Apply the new rules, also to debts that exist: some may be overdue at once."""
-    ledger.rules = msgspec.structs.replace(
-        ledger.rules,
-        ack_timeout_s=event.ack_timeout_s,
-        residency_factor=event.residency_factor,
-        residency_bound_s=event.residency_bound_s,
-        patience_s=event.patience_s,
-        overtake=event.overtake,
-        turn_s=event.turn_s,
-        keep_host=event.keep_host,
-    )
+    changed = msgspec.structs.asdict(event)
+    del changed["now"]
+    ledger.rules = msgspec.structs.replace(ledger.rules, **changed)
     registry.forget_all_but(ledger, event.keep_host)
     ledger.queue.patience_s = event.patience_s
     why = kept_what_is_lent(event.ack_timeout_s)

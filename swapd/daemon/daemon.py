@@ -39,7 +39,7 @@ log = logging.getLogger("swapd")
 #: Rules of the core. Their changes are records of the swap log, so that replays follow them.
 RULES = (
     *("ack_timeout", "residency_factor", "residency_bound", "patience", "overtake", "turn"),
-    "keep_host",
+    *("keep_host", "overtake_of"),
 )
 #: Settings that a reload changes. All others are fixed.
 RELOADED = (*RULES, "stop_timeout", "linger", "swap_log_size", "swap_log_age", "host_memory")
@@ -219,17 +219,9 @@ class Daemon:
         self._swap_log.limit(config.swap_log_size, config.swap_log_age)
         self._copies.limit_bytes = config.host_memory
         if (rules := _rules(config)) != self._core.rules:
-            changed = events.RulesChanged(
-                self._dispatch.clock(),
-                rules.ack_timeout_s,
-                rules.residency_factor,
-                rules.residency_bound_s,
-                rules.patience_s,
-                rules.overtake,
-                rules.turn_s,
-                rules.keep_host,
-            )
-            self._dispatch.post(changed)
+            _, *names = events.RulesChanged.__struct_fields__
+            changed = {name: getattr(rules, name) for name in names}
+            self._dispatch.post(events.RulesChanged(self._dispatch.clock(), **changed))
 
     # --- start ---------------------------------------------------------------------------
 

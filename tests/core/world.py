@@ -544,12 +544,11 @@ class World:
     def stop(self) -> None:
         self.send(Stopping(self.now))
 
-    def change_rules(self, **changed: float) -> None:
+    def change_rules(self, **changed: Any) -> None:
         """Change the rules; those not named stay."""
         rules = {**msgspec.structs.asdict(self.core.rules), **changed}
-        fixed = ("strict", "eviction", "order", "overtake_of", "unread_timeout_s")
-        names = [n for n in rules if n not in fixed]
-        self.send(RulesChanged(self.now, *(rules[n] for n in names)))
+        _, *names = RulesChanged.__struct_fields__
+        self.send(RulesChanged(self.now, **{n: rules[n] for n in names}))
 
     def find(self, name: str, nbytes: int, content: str, layout: str = "") -> int:
         """A host copy of an earlier daemon: before the first session."""

@@ -114,7 +114,10 @@ def test_a_waiter_may_say_how_many_overtake_it(make: Make) -> None:
 
 def test_a_group_and_a_component_may_have_a_bound_of_their_own(make: Make) -> None:
     w, _, _ = wait_for(make, overtake_of=(("b", 1), ("a", 0)))
-    assert granted(w, crowd(w, "a", 3)) == [True, False, False]
+    waiting = crowd(w, "a", 3)
+    assert granted(w, waiting) == [True, False, False]
+    w.change_rules(overtake_of=(("b", 2),))
+    assert granted(w, waiting) == [True, True, False]
     w = make(10, residency_factor=0.0, overtake_of=(("images", 0),))
     s = w.open()
     for name in ("a", "b"):
