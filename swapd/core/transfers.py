@@ -148,7 +148,6 @@ def settle(ledger: Ledger, c: Component) -> None:
         _make_stoppable(ledger, c)
     elif not go(ledger, c):
         make_idle(ledger, c)
-    ledger.replan = True
 
 
 def go(ledger: Ledger, c: Component) -> bool:
