@@ -55,6 +55,18 @@ def test_the_least_limit_up_to_the_root_counts(
     assert host.available_bytes() == 300 * MIB
 
 
+@pytest.mark.parametrize(("version", "of_all_below"), [("0::", ""), ("4:memory:", "total_")])
+def test_pages_of_files_that_were_read_are_available(
+    mount: Path, version: str, of_all_below: str
+) -> None:
+    """The kernel drops them first; a job that has read its models has its limit full of them."""
+    group = limit(mount, version, "", 400 * MIB, 390 * MIB)
+    figures = {"active_file": 90 * MIB, "inactive_file": 200 * MIB, "shmem": 50 * MIB}
+    lines = [f"{of_all_below}{name} {nbytes}\n" for name, nbytes in figures.items()]
+    (group / "memory.stat").write_text("".join(lines))
+    assert host.available_bytes() == 300 * MIB
+
+
 def test_the_group_with_the_least_room_decides_what_is_available(mount: Path) -> None:
     (mount / "self").write_text("0::/a/b\n")
     outer, inner = (

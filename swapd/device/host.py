@@ -285,15 +285,16 @@ class _Job:
 
 _SELF = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
-#: Limit and use of memory, in version 2 and 1 of control groups.
-_FILES_2 = ("memory.max", "memory.current")
-_FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+#: Limit and use of memory, in version 2 and 1 of control groups; prefix of statistics.
+_FILES_2 = ("memory.max", "memory.current", "")
+_FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 #: Version 1 shows no limit as the largest number of whole pages in 63 bits.
 _NO_LIMIT = 1 << 62
 
 
 class Group(NamedTuple):
-    """A control group with a limit on memory, in bytes. `path` is its folder."""
+    """A control group with a limit on memory, in bytes. `path` is its folder. `used` is without the
+    pages of files, which the kernel drops before it refuses memory."""
 
     path: Path
     limit: int
@@ -314,7 +315,7 @@ def available(nbytes: int) -> int:
     return min((group.limit - group.used for group in groups()), default=nbytes)
 
 
-def _folders() -> Iterator[tuple[Path, tuple[str, str]]]:
+def _folders() -> Iterator[tuple[Path, tuple[str, str, str]]]:
     """Yield the folders and files of this process's groups, from its own up to the mount."""
     lines = ["0::/", "1:memory:/"]
     with suppress(OSError):
@@ -334,9 +335,18 @@ def _folders() -> Iterator[tuple[Path, tuple[str, str]]]:
                 yield group
 
 
-def _group(path: Path, files: tuple[str, str]) -> Group | None:
+def _group(path: Path, files: tuple[str, str, str]) -> Group | None:
+    *of_memory, prefix = files
     try:
-        limit, used = (int((path / name).read_text()) for name in files)
+        limit, used = (int((path / name).read_text()) for name in of_memory)
     except (OSError, ValueError):  # not there, or the limit is "max"
         return None
-    return Group(path, limit, used) if limit < _NO_LIMIT else None
+    return Group(path, limit, used - _cached(path, prefix)) if limit < _NO_LIMIT else None
+
+
+def _cached(path: Path, prefix: str) -> int:
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = (path / "memory.stat").read_text().splitlines()
+    of_files = (f"{prefix}active_file ", f"{prefix}inactive_file ")
+    return sum(int(line.split()[1]) for line in lines if line.startswith(of_files))
