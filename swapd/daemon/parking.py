@@ -76,7 +76,7 @@ class Parking:
             if waits:
                 reader, writer = map(OwnedFd, os.pipe2(os.O_CLOEXEC))
                 with writer:
-                    self._tell("BARRIER=1", name, (writer.fileno(),))
+                    self._tell("BARRIER=1", files=(writer.fileno(),))
         except OSError as exc:
             self._lose(str(exc))
         if not self._names:
@@ -101,9 +101,9 @@ class Parking:
         now = self._inbox.clock()
         return Manifest(c.name, c.part_of, c.content, c.layout, c.nbytes, inode, now).write()
 
-    def _tell(self, what: str, name: str, files: Sequence[int] = ()) -> None:
-        """Raises: OSError."""
-        message = f"{what}\nFDNAME={name}"
+    def _tell(self, what: str, name: str = "", files: Sequence[int] = ()) -> None:
+        """systemd takes a BARRIER=1 with nothing beside it. Raises: OSError."""
+        message = f"{what}\nFDNAME={name}" if name else what
         if _has_store():
             return notify_systemd(message, files)
         if self._keeper is None:

@@ -114,7 +114,9 @@ class Systemd:
             name = next((one.partition("=")[2] for one in lines if one[:7] == "FDNAME="), "")
             if "FDSTOREREMOVE=1" in lines:
                 self._close(self.held.pop(name, []))
-            self.barriers += "BARRIER=1" in lines
+            if "BARRIER=1" in lines:
+                self.barriers += 1
+                assert (len(lines), len(fds)) == (1, 1), "systemd warns, and ignores all of it"
             if "FDSTORE=1" in lines:
                 self.held.setdefault(name, []).extend(fds)
             else:
