@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from swapd.cli import serve as serve_module
 from swapd.cli.app import app_of
+from swapd.daemon.daemon import RULES
 from swapd.shared import config
 from swapd.shared import config as module
 from swapd.shared.config import Config, ConfigError, default_folder, load
@@ -231,6 +232,9 @@ BAD: list[tuple[str, str, str]] = [
     ("patience", "nan", "> 0"),
     ("residency_bound", "nan", ">= 0"),
     ("stop_timeout", "-0.1", ">= 0"),
+    # the swap log and the status, which have the rules, could not be read
+    *((name, "inf", "<= 1000000000") for name in RULES if isinstance(SAMPLES[name][1], float)),
+    *((name, "9" * 20, "<= 9223372") for name in RULES if isinstance(SAMPLES[name][1], int)),
 ]
 
 

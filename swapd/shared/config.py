@@ -59,6 +59,10 @@ GPU_CHUNK = 64 << 20
 SMALL_BUDGET = 1 << 30
 HOST_CHUNK = 2 << 20
 
+#: Bounds of the core's rules, which messages and the swap log can hold: JSON has no infinity.
+RULE_MAX = 1e9
+RULE_MAX_INT = (1 << 63) - 1
+
 #: Most names in `order`.
 ORDERED_MAX = 128
 
@@ -107,6 +111,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "`client.load` of the same files takes them as they are, and so does a vLLM stage "
             "that starts again",
             ge=0,
+            le=RULE_MAX_INT,
         ),
     ] = 0
     pin_limit: Annotated[
@@ -122,14 +127,28 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "relaxed"
     ack_timeout: Annotated[
         float,
-        Meta(description="Seconds a worker that runs has to unmap before it is fenced", gt=0),
+        Meta(
+            description="Seconds a worker that runs has to unmap before it is fenced",
+            gt=0,
+            le=RULE_MAX,
+        ),
     ] = 60.0
     residency_factor: Annotated[
-        float, Meta(description="A busy component stays this many times its swap-in time", ge=0)
+        float,
+        Meta(
+            description="A busy component stays this many times its swap-in time",
+            ge=0,
+            le=RULE_MAX,
+        ),
     ] = 8.0
-    residency_bound: Annotated[float, Meta(description="and at most so many seconds", ge=0)] = 2.0
+    residency_bound: Annotated[
+        float, Meta(description="and at most so many seconds", ge=0, le=RULE_MAX)
+    ] = 2.0
     patience: Annotated[
-        float, Meta(description="Seconds after which a waiter goes first, any priority", gt=0)
+        float,
+        Meta(
+            description="Seconds after which a waiter goes first, any priority", gt=0, le=RULE_MAX
+        ),
     ] = 30.0
     eviction: Annotated[
         Literal["next_use", "lru"],
@@ -145,7 +164,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overtake: Annotated[
         int,
         Meta(
-            description="So many later acquires of what is in go before the first that waits", ge=0
+            description="So many later acquires of what is in go before the first that waits",
+            ge=0,
+            le=RULE_MAX_INT,
         ),
     ] = 16
     overtake_of: Annotated[
@@ -155,7 +176,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "members of a group, as in talker=0,images=64"
         ),
     ] = None
-    turn: Annotated[float, Meta(description="and for so many seconds at most", gt=0)] = 600.0
+    turn: Annotated[
+        float, Meta(description="and for so many seconds at most", gt=0, le=RULE_MAX)
+    ] = 600.0
     stop_timeout: Annotated[
         float, Meta(description="Seconds to wait for leases when told to stop", ge=0)
     ] = 10.0
