@@ -206,6 +206,20 @@ def test_a_daemon_that_lingers_ends_after_its_last_session_or_a_new_time(tmp_pat
         assert "no session for 200 ms, as --linger says" in process.stderr.read()
 
 
+def test_a_daemon_that_lingers_and_is_told_to_stop_is_told_once(tmp_path: Path) -> None:
+    with spawn_with(tmp_path, "--linger", 0.01, "--bandwidth", "0.5MB/s") as process:
+        assert line_of(process)
+        with swapd_client.connect(tmp_path / "run") as client:
+            client.register("a", {"w": bytearray(4096)})
+            client.register("b", {"w": bytearray(2 << 20)})
+            with client.acquire("a"):
+                client.prefetch("b")
+                process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
 def test_its_page_keeps_no_daemon_that_nobody_else_uses(tmp_path: Path) -> None:
     with spawn_with(tmp_path, "--linger", 0.2, "--http", "127.0.0.1:0") as process:
         assert line_of(process)

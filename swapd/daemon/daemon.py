@@ -113,12 +113,13 @@ class Daemon:
                 self._failed.result()
             if not self._upgrades:
                 await self._wind_down()
-                self._parking.close()
         finally:
             stopping.cancel()
             await self._close()
         if self._upgrades:
             self._parking.leave()
+        else:
+            self._parking.close()
         return self._upgrades
 
     def _beat(self) -> None:
@@ -128,8 +129,8 @@ class Daemon:
 
     def stop(self) -> None:
         """Stop cleanly: refuse waiters, and wait until leases end and bytes are saved. A second
-        call stops all waiting."""
-        if self._stop.is_set():
+        call stops all waiting. After `upgrade`, the first one makes a stop of it."""
+        if self._stop.is_set() and not self._upgrades:
             log.warning("told twice to stop: waiting for nothing more")
             self._dispatch.quiet.set()
             self._at_once.set()
@@ -147,6 +148,8 @@ class Daemon:
 
     def _stop_unused(self, linger_s: float) -> None:
         """Stop, and accept no more clients: they must find the next daemon."""
+        if self._stop.is_set():
+            return  # its sessions have ended because it stops or upgrades
         log.info("stopping: no session for %s, as --linger says", seconds(linger_s))
         self._sessions.close()
         self.stop()

@@ -1,10 +1,14 @@
 """Guarantee 6, of the daemon's own end: it waits to save bytes, and for nothing else."""
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
 
 from swapd.core.events import SessionRequest
 from swapd.daemon.host_copies import NAME
@@ -12,9 +16,11 @@ from swapd.log.reader import read
 from swapd.log.records import parse
 from swapd.shared import protocol
 from swapd_client import connect
+from swapd_client.weights import safetensors
 from tests.contents import bytes_of
 from tests.guarantees import held_save
 from tests.guarantees.harness import MIB, Daemon, RawSession, Worker, World
+from tests.guarantees.keeping import await_held, await_no_keeper, keep, serve, values
 from tests.guarantees.worker import digest
 
 
@@ -50,7 +56,9 @@ def test_a_load_that_nobody_waits_for_is_not_waited_for(world: World) -> None:
         ended_after(daemon)
 
 
-def stopped_while_it_saves(world: World, daemon: Daemon) -> tuple[Worker, str]:
+def stopped_while_it_saves(
+    world: World, daemon: Daemon, by: signal.Signals = signal.SIGTERM
+) -> tuple[Worker, str]:
     """Tell a daemon to stop as it writes bytes back that are nowhere else; their worker, which
     stands still, and what it wrote."""
     owner, other = world.workers(daemon, "owner", "other")
@@ -62,20 +70,47 @@ def stopped_while_it_saves(world: World, daemon: Daemon) -> tuple[Worker, str]:
     other.start("acquire", "b")
     daemon.await_record("CopyOut", name="m")
     owner.stop()
-    daemon.terminate()
+    os.kill(daemon.pid, by)
     return owner, written
 
 
-def test_what_is_nowhere_else_is_saved_however_short_the_time(world: World) -> None:
-    daemon = world.daemon(bandwidth="8MB/s", stop_timeout=0.01)
-    owner, written = stopped_while_it_saves(world, daemon)
-    ended_after(daemon)
+def check_saved(owner: Worker, written: str) -> None:
     opened = [fd for fd in Path(f"/proc/{owner.pid}/fd").iterdir() if NAME in str(fd.readlink())]
     assert [digest(bytearray(host_copy.read_bytes())) for host_copy in opened] == [written]
     owner.go_on()
     owner.await_end()
     owner.disconnect()
     assert owner.look("m")[1] == written
+
+
+def test_what_is_nowhere_else_is_saved_however_short_the_time(world: World) -> None:
+    daemon = world.daemon(bandwidth="8MB/s", stop_timeout=0.01)
+    owner, written = stopped_while_it_saves(world, daemon)
+    ended_after(daemon)
+    check_saved(owner, written)
+
+
+def test_told_to_stop_as_it_upgrades_it_saves_too_and_leaves_no_keeper(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors, "SETTLED_NS", -(10**9))
+    save_file({"x": values("talker")}, tmp_path / "talker")
+    door = held_save.door(world.folder / "d")
+    os.mkfifo(door)
+    daemon = serve(world, program="tests.guarantees.held_save")
+    keep(daemon, {"talker": tmp_path / "talker"}, "talker")
+    await_held(daemon, 1)
+    owner, written = stopped_while_it_saves(world, daemon, signal.SIGUSR2)
+    while "upgrading" not in daemon.log:
+        pass
+    daemon.terminate()
+    time.sleep(0.2)
+    assert daemon.running, daemon.log
+    with door.open("w"):
+        ended_after(daemon)
+    assert "told twice" not in daemon.log
+    check_saved(owner, written)
+    await_no_keeper(daemon)
 
 
 def test_told_twice_it_waits_for_no_copy_and_no_weight_is_lost(world: World) -> None:
