@@ -73,7 +73,7 @@ def copies() -> Iterator[Copies]:
     made = Copies(None, Unpinnable())
     yield made
     made.close()
-    assert len(made) == made.total_bytes == 0
+    assert len(made) == made.total_bytes == made.to_pin_bytes == 0
 
 
 def snapshot() -> tuple[list[str], int]:
@@ -215,13 +215,22 @@ def test_a_host_copy_that_seems_to_be_mapped_for_a_moment_is_sealed_then(copies:
 
 
 @pytest.mark.parametrize(
-    ("mutable", "seals"),
-    [(False, fcntl.F_SEAL_SEAL), (True, fcntl.F_SEAL_WRITE)],
-    ids=["clean", "mutable"],
+    ("mutable", "seals", "read_only_pins"),
+    [
+        (False, fcntl.F_SEAL_SEAL, True),
+        (False, fcntl.F_SEAL_SEAL, False),
+        (True, fcntl.F_SEAL_WRITE, True),
+    ],
+    ids=["clean", "clean, and mapped writable", "mutable"],
 )
 def test_a_worker_that_seals_its_host_copy_itself_gets_bad_request(
-    copies: Copies, mutable: bool, seals: int
+    copies: Copies,
+    mutable: bool,
+    seals: int,
+    read_only_pins: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(Unpinnable, "read_only_pins", read_only_pins)
     fd = copies.made(1, NBYTES, mutable=mutable)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     with pytest.raises(HostCopyError, match="the worker has sealed it") as refused:

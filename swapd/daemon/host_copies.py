@@ -224,14 +224,14 @@ class HostCopies:
         fd, span = copy.fd.fileno(), copy.span
         if writable := self._writable(copy):
             copy.address = vm.map_shared(fd, 0, span, writable=True)
-            if not copy.mutable:
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         else:
             yield from self._forbid_writing(copy)
             with reopen_read_only(fd) as reader:
                 copy.address = vm.map_shared(reader.fileno(), 0, span, writable=False)
         with self._lock:
             self.to_pin_bytes += span
+        if writable and not copy.mutable:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         vm.prefer_huge_pages(copy.address, span)
         for at in range(0, span, SLICE_BYTES):
             n = min(SLICE_BYTES, span - at)
