@@ -1,7 +1,8 @@
 """A setting comes from its flag, else its variable, else its file, else its default."""
 
+import pwd
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -9,7 +10,8 @@ from typer.testing import CliRunner
 from swapd.cli import serve as serve_module
 from swapd.cli.app import app_of
 from swapd.daemon.daemon import RULES
-from swapd.shared import config
+from swapd.log.swap_log import place
+from swapd.shared import config, runtime_dir
 from swapd.shared import config as module
 from swapd.shared.config import Config, ConfigError, default_folder, load
 from tests.files import file_with
@@ -317,6 +319,20 @@ def test_the_swap_log_is_in_a_folder_that_a_service_manager_does_not_empty(
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert Config().swap_log_path == Path("/home/me/.local/state/swapd/host/swap-log.jsonl")
+
+
+def test_without_a_home_the_swap_log_is_in_the_runtime_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def getpwuid(uid: int) -> NoReturn:
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_STATE_HOME", "STATE_DIRECTORY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with runtime_dir.claim(Config().folder) as folder:
+        assert place(Config(), folder) == (folder.path / runtime_dir.SWAP_LOG, folder)
 
 
 def test_folders_are_absolute_because_clients_are_told_them(

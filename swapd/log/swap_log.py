@@ -295,7 +295,7 @@ def place(config: Config, own: Folder) -> tuple[Path, Folder | None]:
     try:
         with runtime_dir.open_folder(path.parent, make=True) as folder:
             runtime_dir.check_folder(folder, path.parent)
-    except (OSError, runtime_dir.Untrusted) as exc:
+    except OSError as exc:
         log.warning("the swap log is in %s, not in %s: %s", own.path, path.parent, exc)
         return own.path / SWAP_LOG, own
     return path, None

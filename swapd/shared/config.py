@@ -297,9 +297,12 @@ def parsed(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def default_folder(device: str) -> Path:
+    return _runtime_folders() / _folder_name(device)
+
+
+def _runtime_folders() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")  # noqa: TID251
-    root = Path(base) / "swapd" if base else Path(f"/tmp/swapd-{os.getuid()}")
-    return root / _folder_name(device)
+    return Path(base) / "swapd" if base else Path(f"/tmp/swapd-{os.getuid()}")
 
 
 def logs_left_by(folder: Path) -> list[Path]:
@@ -309,7 +312,10 @@ def logs_left_by(folder: Path) -> list[Path]:
 
 def state_folder() -> Path:
     base = os.environ.get("XDG_STATE_HOME")  # noqa: TID251
-    return (Path(base) if base else Path("~/.local/state").expanduser()).absolute() / "swapd"
+    try:
+        return (Path(base) if base else Path("~/.local/state").expanduser()).absolute() / "swapd"
+    except RuntimeError:  # without $HOME, this user has none, as in some containers
+        return _runtime_folders().absolute()
 
 
 def _folder_name(device: str) -> str:
