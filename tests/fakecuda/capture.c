@@ -29,17 +29,13 @@ static __thread int thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 /* The calls that no capture forbids: they put work on streams, or return known values. A driver may
  * allow more; all other calls spoil a capture. */
 static const char *const safe[] = {
-    "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
-    "cuCtxGetDevice", "cuCtxGetStreamPriorityRange", "cuDeviceGet", "cuDeviceGetCount",
-    "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceGetPCIBusId", "cuDeviceTotalMem_v2",
-    "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2",
-    "cuDevicePrimaryCtxGetState", "cuEventRecord", "cuGraphDestroy", "cuLaunchHostFunc",
-    "cuMemGetAllocationGranularity", "cuMemcpyAsync", "cuMemcpyDtoDAsync_v2",
-    "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemsetD8Async", "cuMemsetD32Async",
-    "cuPointerGetAttribute", "cuPointerGetAttributes", "cuStreamBeginCapture_v2",
-    "cuStreamEndCapture", "cuStreamGetCtx", "cuStreamGetFlags", "cuStreamGetId", "cuStreamGetPriority",
-    "cuStreamIsCapturing", "cuStreamWaitEvent", "cuStreamWaitValue32_v2", "cuStreamWaitValue64_v2",
-    "cuStreamWriteValue32_v2", "cuStreamWriteValue64_v2", "cuThreadExchangeStreamCaptureMode",
+    "cuCtxGetCurrent", "cuCtxSetCurrent", "cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName",
+    "cuDeviceGetUuid_v2", "cuDeviceTotalMem_v2", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2", "cuEventRecord", "cuGraphDestroy", "cuLaunchHostFunc",
+    "cuMemGetAllocationGranularity", "cuMemcpyDtoDAsync_v2", "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2", "cuMemsetD8Async", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
+    "cuStreamGetId", "cuStreamIsCapturing", "cuStreamWaitValue64_v2", "cuStreamWriteValue64_v2",
+    "cuThreadExchangeStreamCaptureMode",
 };
 
 static bool is_safe(const char *function)

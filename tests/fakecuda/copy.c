@@ -148,13 +148,11 @@ static CUresult copy_within(const struct operation *operation)
     return result;
 }
 
-/* Fill with a pattern of 1 or 4 bytes. */
 static CUresult fill(const struct operation *operation)
 {
     static __thread char buffer[64 << 10];
     CUresult result = CUDA_SUCCESS;
-    for (size_t i = 0; i < sizeof buffer; i += (size_t)operation->width)
-        memcpy(buffer + i, &operation->value, (size_t)operation->width);
+    memset(buffer, (int)operation->value, sizeof buffer);
     for (size_t done = 0; done < operation->nbytes && !result && !waiting_is_over();) {
         size_t left = operation->nbytes - done;
         size_t piece = left < sizeof buffer ? left : sizeof buffer;
@@ -215,26 +213,6 @@ static CUresult copy_out(void *target, CUdeviceptr source, size_t nbytes, CUstre
     return enqueue(stream, copy, wait || !copy.pinned);
 }
 
-static CUresult copy_inside(CUdeviceptr target, CUdeviceptr source, size_t nbytes, CUstream stream,
-                            bool wait)
-{
-    if (check_device_side(target) || check_device_side(source)) return CUDA_ERROR_INVALID_VALUE;
-    struct operation copy = {.kind = COPY_WITHIN, .target = target, .source = source,
-                             .nbytes = nbytes};
-    return enqueue(stream, copy, wait);
-}
-
-/* The direction follows from the addresses. */
-static CUresult copy_any(CUdeviceptr target, CUdeviceptr source, size_t nbytes, CUstream stream,
-                         bool wait)
-{
-    bool to_device = is_device_address(target), from_device = is_device_address(source);
-    if (to_device && from_device) return copy_inside(target, source, nbytes, stream, wait);
-    if (to_device) return copy_in(target, (const void *)source, nbytes, stream, wait);
-    if (from_device) return copy_out((void *)target, source, nbytes, stream, wait);
-    return CUDA_ERROR_NOT_SUPPORTED; /* between host addresses: no test needs it */
-}
-
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void *source, size_t nbytes,
                                      CUstream stream)
 {
@@ -265,35 +243,19 @@ EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, siz
                                      CUstream stream)
 {
     ENTER(NEEDS_CONTEXT);
-    return nbytes ? copy_inside(target, source, nbytes, stream, false) : CUDA_SUCCESS;
+    if (!nbytes) return CUDA_SUCCESS;
+    if (check_device_side(target) || check_device_side(source)) return CUDA_ERROR_INVALID_VALUE;
+    struct operation copy = {.kind = COPY_WITHIN, .target = target, .source = source,
+                             .nbytes = nbytes};
+    return enqueue(stream, copy, false);
 }
 
-EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr target, CUdeviceptr source, size_t nbytes)
-{
-    ENTER(NEEDS_CONTEXT);
-    return nbytes ? copy_inside(target, source, nbytes, NULL, true) : CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, size_t nbytes,
-                              CUstream stream)
-{
-    ENTER(NEEDS_CONTEXT);
-    return nbytes ? copy_any(target, source, nbytes, stream, false) : CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuMemcpy(CUdeviceptr target, CUdeviceptr source, size_t nbytes)
-{
-    ENTER(NEEDS_CONTEXT);
-    return nbytes ? copy_any(target, source, nbytes, NULL, true) : CUDA_SUCCESS;
-}
-
-static CUresult fill_with(CUdeviceptr target, uint64_t value, int width, size_t count,
-                          CUstream stream, bool wait)
+static CUresult fill_with(CUdeviceptr target, uint64_t value, size_t count, CUstream stream,
+                          bool wait)
 {
     if (!count) return CUDA_SUCCESS;
-    if (target % (unsigned)width || check_device_side(target)) return CUDA_ERROR_INVALID_VALUE;
-    struct operation operation = {.kind = FILL, .target = target, .value = value, .width = width,
-                                  .nbytes = count * (size_t)width};
+    if (check_device_side(target)) return CUDA_ERROR_INVALID_VALUE;
+    struct operation operation = {.kind = FILL, .target = target, .value = value, .nbytes = count};
     return enqueue(stream, operation, wait);
 }
 
@@ -301,41 +263,21 @@ EXPORT CUresult cuMemsetD8Async(CUdeviceptr target, unsigned char value, size_t 
                                 CUstream stream)
 {
     ENTER(NEEDS_CONTEXT);
-    return fill_with(target, value, 1, count, stream, false);
+    return fill_with(target, value, count, stream, false);
 }
 
 EXPORT CUresult cuMemsetD8_v2(CUdeviceptr target, unsigned char value, size_t count)
 {
     ENTER(NEEDS_CONTEXT);
-    return fill_with(target, value, 1, count, NULL, true);
-}
-
-EXPORT CUresult cuMemsetD32Async(CUdeviceptr target, unsigned value, size_t count, CUstream stream)
-{
-    ENTER(NEEDS_CONTEXT);
-    return fill_with(target, value, 4, count, stream, false);
+    return fill_with(target, value, count, NULL, true);
 }
 
 /* ---- flags in memory ---- */
 
-static bool is_satisfied(uint64_t found, const struct operation *wanted)
-{
-    uint64_t value = wanted->value, all = wanted->width == 8 ? UINT64_MAX : UINT32_MAX;
-    switch (wanted->flags & 3) {
-    case CU_STREAM_WAIT_VALUE_GEQ:
-        return wanted->width == 8 ? (int64_t)(found - value) >= 0
-                                  : (int32_t)((uint32_t)found - (uint32_t)value) >= 0;
-    case CU_STREAM_WAIT_VALUE_EQ: return found == value;
-    case CU_STREAM_WAIT_VALUE_AND: return (found & value) != 0;
-    default: return (~(found | value) & all) != 0;
-    }
-}
-
 static CUresult word(const struct operation *operation, uint64_t *value, bool store)
 {
-    return is_device_address(operation->target)
-               ? device_word(operation->target, operation->width, value, store)
-               : host_word(operation->target, operation->width, value, store);
+    return is_device_address(operation->target) ? device_word(operation->target, value, store)
+                                                : host_word(operation->target, value, store);
 }
 
 /* Write a flag, or read one until it has the wanted value. It polls, as the device does: no event
@@ -347,92 +289,36 @@ CUresult perform_value(struct operation *operation)
         uint64_t found;
         CUresult fault = word(operation, &found, false);
         if (fault) return fault;
-        if (is_satisfied(found, operation)) break;
+        if ((int64_t)(found - operation->value) >= 0) break;
         nap_us(naps);
     }
     return CUDA_SUCCESS;
 }
 
 /* Rule: flags are aligned, and in device memory or in registered host memory. */
-static CUresult enqueue_value(CUstream stream, enum kind kind, CUdeviceptr address, uint64_t value,
-                              int width, unsigned flags, unsigned known)
+static CUresult enqueue_value(CUstream stream, enum kind kind, CUdeviceptr address, uint64_t value)
 {
-    bool usable = is_device_address(address) ? is_mapped(address, (size_t)width)
-                                             : host_kind(address, (size_t)width) >= HOST_PINNED;
-    if (host_kind(address, (size_t)width) == HOST_MIXED) usable = false;
-    if (!usable || address % (unsigned)width || flags & ~known) return CUDA_ERROR_INVALID_VALUE;
-    struct operation operation = {.kind = kind, .target = address, .value = value,
-                                  .width = width, .flags = flags};
+    bool usable = is_device_address(address) ? is_mapped(address, sizeof value)
+                                             : host_kind(address, sizeof value) >= HOST_PINNED;
+    if (host_kind(address, sizeof value) == HOST_MIXED) usable = false;
+    if (!usable || address % sizeof value) return CUDA_ERROR_INVALID_VALUE;
+    struct operation operation = {.kind = kind, .target = address, .value = value};
     return enqueue(stream, operation, false);
 }
-
-#define WAIT_FLAGS ((unsigned)(CU_STREAM_WAIT_VALUE_NOR | CU_STREAM_WAIT_VALUE_FLUSH))
-#define WRITE_FLAGS ((unsigned)CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)
 
 EXPORT CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value,
                                        unsigned flags)
 {
     ENTER(NEEDS_CONTEXT);
-    return enqueue_value(stream, WAIT_VALUE, address, value, 8, flags, WAIT_FLAGS);
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_NOT_SUPPORTED; /* no test needs it */
+    return enqueue_value(stream, WAIT_VALUE, address, value);
 }
 
 EXPORT CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value,
                                         unsigned flags)
 {
     ENTER(NEEDS_CONTEXT);
-    return enqueue_value(stream, WRITE_VALUE, address, value, 8, flags, WRITE_FLAGS);
+    if (flags) return CUDA_ERROR_NOT_SUPPORTED; /* no test needs it */
+    return enqueue_value(stream, WRITE_VALUE, address, value);
 }
 
-EXPORT CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value,
-                                       unsigned flags)
-{
-    ENTER(NEEDS_CONTEXT);
-    return enqueue_value(stream, WAIT_VALUE, address, value, 4, flags, WAIT_FLAGS);
-}
-
-EXPORT CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value,
-                                        unsigned flags)
-{
-    ENTER(NEEDS_CONTEXT);
-    return enqueue_value(stream, WRITE_VALUE, address, value, 4, flags, WRITE_FLAGS);
-}
-
-/* ---- attributes of an address ---- */
-
-static CUresult device_attribute(void *data, int attribute, CUdeviceptr address)
-{
-    switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = CU_MEMORYTYPE_DEVICE; break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = address; break;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(bool *)data = false; break;
-    case CU_POINTER_ATTRIBUTE_MAPPED: *(bool *)data = true; break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = device_of_address(address); break;
-    default: return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    return CUDA_SUCCESS;
-}
-
-static CUresult host_attribute(void *data, int attribute, CUdeviceptr address)
-{
-    uint64_t base;
-    size_t nbytes;
-    if (!host_pointer_attribute(address, &base, &nbytes)) return CUDA_ERROR_INVALID_VALUE;
-    switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = CU_MEMORYTYPE_HOST; break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(CUdeviceptr *)data = address; break;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(bool *)data = false; break;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = base; break;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = nbytes; break;
-    default: return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr address)
-{
-    ENTER(NEEDS_HEALTH);
-    if (!data) return CUDA_ERROR_INVALID_VALUE;
-    return is_mapped(address, 1) ? device_attribute(data, attribute, address)
-                                 : host_attribute(data, attribute, address);
-}

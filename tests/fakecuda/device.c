@@ -15,8 +15,7 @@ static atomic_bool initialised, forked;
 static atomic_int sticky;
 static int visible[MAX_DEVICES], visible_count;
 static struct context contexts[MAX_DEVICES]; /* the primary ones, by device; under `setup` */
-static __thread CUcontext stack[8]; /* the last one is current on this thread */
-static __thread int depth;
+static __thread CUcontext current;
 static __thread struct plan planned;
 __thread bool in_host_function;
 
@@ -63,7 +62,7 @@ struct plan take_plan(void)
 
 CUcontext current_context(void)
 {
-    return depth ? stack[depth - 1] : NULL;
+    return current;
 }
 
 static bool is_alive(CUcontext context)
@@ -233,15 +232,6 @@ EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
-{
-    ENTER(NEEDS_INIT);
-    if (!text || length <= 0) return CUDA_ERROR_INVALID_VALUE;
-    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-    snprintf(text, (size_t)length, "0000:%02X:00.0", gpu_of(device) + 1);
-    return CUDA_SUCCESS;
-}
-
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *nbytes, CUdevice device)
 {
     ENTER(NEEDS_INIT);
@@ -257,22 +247,12 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     if (!value) return CUDA_ERROR_INVALID_VALUE;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
-    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: *value = 2; break;
-    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = gpu_of(device) + 1; break;
     case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
         *value = knobs()->read_only_pins;
         break;
-    case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
-    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
-    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
-    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
-    case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR: *value = 1; break;
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS: *value = 1; break;
     default: *value = 0;
     }
     return CUDA_SUCCESS;
@@ -283,11 +263,6 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 int current_device(void)
 {
     return current_context()->device;
-}
-
-CUcontext context_of(int device)
-{
-    return &contexts[device];
 }
 
 /* The first retain makes the context, which takes memory of the device. */
@@ -336,24 +311,6 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     return result;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
-{
-    ENTER(NEEDS_INIT);
-    if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
-    if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-    *flags = 0;
-    *active = is_alive(&contexts[device]);
-    return CUDA_SUCCESS;
-}
-
-/* The way to wait for a context makes no difference here: waits sleep. */
-EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
-{
-    ENTER(NEEDS_INIT);
-    (void)flags;
-    return is_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-}
-
 static CUresult check_context(CUcontext context)
 {
     if (context < contexts || context >= contexts + MAX_DEVICES) return CUDA_ERROR_INVALID_CONTEXT;
@@ -366,27 +323,7 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context)
     ENTER(NEEDS_INIT);
     CUresult refused = context ? check_context(context) : CUDA_SUCCESS;
     if (refused) return refused;
-    if (depth) depth--;
-    if (context) stack[depth++] = context;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
-{
-    ENTER(NEEDS_INIT);
-    CUresult refused = check_context(context);
-    if (refused) return refused;
-    if (depth == sizeof stack / sizeof *stack) return CUDA_ERROR_OUT_OF_MEMORY;
-    stack[depth++] = context;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
-{
-    ENTER(NEEDS_INIT);
-    if (!depth) return CUDA_ERROR_INVALID_CONTEXT;
-    if (context) *context = current_context();
-    depth--;
+    current = context;
     return CUDA_SUCCESS;
 }
 
@@ -395,22 +332,6 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
     ENTER(NEEDS_INIT);
     if (!context) return CUDA_ERROR_INVALID_VALUE;
     *context = current_context();
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxGetDevice(CUdevice *device)
-{
-    ENTER(NEEDS_CONTEXT);
-    if (!device) return CUDA_ERROR_INVALID_VALUE;
-    *device = current_device();
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
-    ENTER(NEEDS_CONTEXT);
-    if (least) *least = 0;
-    if (greatest) *greatest = -5;
     return CUDA_SUCCESS;
 }
 

@@ -8,7 +8,7 @@
  *   stream.c    streams, events, and the operations that run on them
  *   capture.c   captures of streams, and the calls that spoil them
  *   copy.c      the calls that put copies, fills and flags on a stream
- *   loader.c    cuGetProcAddress and the names of errors
+ *   loader.c    cuGetProcAddress
  *   nvml.c      a library of its own, libnvidia-ml.so.1, on top of accounts.c
  *
  * Locks, in the order in which they may be taken: `setup` (device.c), `space` (memory.c), the
@@ -116,7 +116,6 @@ void spoil(CUresult error);
 void nap_us(long microseconds);
 void spend_us(double microseconds);
 int current_device(void);
-CUcontext context_of(int device);
 CUcontext current_context(void);
 int device_count(void);
 int gpu_of(int device);
@@ -129,7 +128,7 @@ bool is_device_address(uint64_t address);
 bool is_mapped(uint64_t address, size_t nbytes);
 int device_of_address(uint64_t address);
 CUresult device_transfer(uint64_t address, char *host, size_t nbytes, bool in);
-CUresult device_word(uint64_t address, int width, uint64_t *value, bool store);
+CUresult device_word(uint64_t address, uint64_t *value, bool store);
 
 /* ---- host.c ---- */
 
@@ -141,13 +140,12 @@ enum host_kind {
 };
 
 enum host_kind host_kind(uint64_t address, size_t nbytes);
-bool host_pointer_attribute(uint64_t address, uint64_t *base, size_t *nbytes);
-CUresult host_word(uint64_t address, int width, uint64_t *value, bool store);
-void load_or_store(void *address, int width, uint64_t *value, bool store);
+CUresult host_word(uint64_t address, uint64_t *value, bool store);
+void load_or_store(uint64_t *address, uint64_t *value, bool store);
 
 /* ---- stream.c ---- */
 
-enum kind { COPY_IN, COPY_OUT, COPY_WITHIN, FILL, WRITE_VALUE, WAIT_VALUE, RECORD, WAIT_EVENT, CALL };
+enum kind { COPY_IN, COPY_OUT, COPY_WITHIN, FILL, WRITE_VALUE, WAIT_VALUE, RECORD, CALL };
 
 struct operation {
     struct operation *next;
@@ -159,8 +157,6 @@ struct operation {
     struct timespec queued; /* when it could run, if its copy engine were free */
     bool pinned;            /* the host side was registered when this was enqueued */
     uint64_t value;         /* of a fill or a flag */
-    int width;              /* of a flag or a fill's pattern: bytes */
-    unsigned flags;         /* how to compare a flag */
     struct event *event;
     uint64_t ticket;        /* which recording of `event` */
     CUhostFn function;

@@ -53,36 +53,20 @@ enum host_kind host_kind(uint64_t address, size_t nbytes)
     return kind;
 }
 
-bool host_pointer_attribute(uint64_t address, uint64_t *base, size_t *nbytes)
-{
-    pthread_mutex_lock(&pins);
-    struct registration *found = find(address);
-    if (found) {
-        *base = found->start;
-        *nbytes = found->nbytes;
-    }
-    pthread_mutex_unlock(&pins);
-    return found != NULL;
-}
-
 /* One word at once, ordered with the accesses of other threads and processes. */
-void load_or_store(void *address, int width, uint64_t *value, bool store)
+void load_or_store(uint64_t *address, uint64_t *value, bool store)
 {
-    uint64_t *wide = address;
-    uint32_t *narrow = address;
-    if (width == 8 && store) __atomic_store_n(wide, *value, __ATOMIC_SEQ_CST);
-    else if (width == 8) *value = __atomic_load_n(wide, __ATOMIC_SEQ_CST);
-    else if (store) __atomic_store_n(narrow, (uint32_t)*value, __ATOMIC_SEQ_CST);
-    else *value = __atomic_load_n(narrow, __ATOMIC_SEQ_CST);
+    if (store) __atomic_store_n(address, *value, __ATOMIC_SEQ_CST);
+    else *value = __atomic_load_n(address, __ATOMIC_SEQ_CST);
 }
 
 /* A word in registered memory; a fault if it is no longer registered, or not for writing. */
-CUresult host_word(uint64_t address, int width, uint64_t *value, bool store)
+CUresult host_word(uint64_t address, uint64_t *value, bool store)
 {
     pthread_mutex_lock(&pins);
-    enum host_kind kind = kind_locked(address, (size_t)width);
+    enum host_kind kind = kind_locked(address, sizeof *value);
     bool ok = kind == HOST_PINNED || (kind == HOST_READ_ONLY && !store);
-    if (ok) load_or_store((void *)address, width, value, store);
+    if (ok) load_or_store((void *)address, value, store);
     pthread_mutex_unlock(&pins);
     return ok ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
@@ -207,14 +191,4 @@ EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pointer, void *address
         return CUDA_ERROR_INVALID_VALUE;
     *pointer = (CUdeviceptr)address;
     return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuMemHostGetFlags(unsigned *flags, void *address)
-{
-    ENTER(NEEDS_CONTEXT);
-    pthread_mutex_lock(&pins);
-    struct registration *found = flags ? find((uint64_t)address) : NULL;
-    if (found) *flags = found->flags;
-    pthread_mutex_unlock(&pins);
-    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -212,22 +212,6 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     return result;
 }
 
-EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
-                                                       CUmemGenericAllocationHandle handle)
-{
-    ENTER(NEEDS_HEALTH);
-    pthread_rwlock_rdlock(&space);
-    struct allocation *allocation = properties ? find_allocation(handle) : NULL;
-    if (allocation)
-        *properties = (CUmemAllocationProp){
-            .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-            .requestedHandleTypes = allocation->handle_types,
-            .location = {CU_MEM_LOCATION_TYPE_DEVICE, allocation->device},
-        };
-    pthread_rwlock_unlock(&space);
-    return allocation ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
 /* Rule: only memory made for it can be exported; each export is a descriptor of the caller's, and
  * keeps the memory until it is closed. */
 EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
@@ -585,12 +569,12 @@ CUresult device_transfer(uint64_t address, char *host, size_t nbytes, bool in)
     return CUDA_SUCCESS;
 }
 
-/* One aligned word of `width` bytes, loaded or stored at once. */
-CUresult device_word(uint64_t address, int width, uint64_t *value, bool store)
+/* One aligned word, loaded or stored at once. */
+CUresult device_word(uint64_t address, uint64_t *value, bool store)
 {
     pthread_rwlock_rdlock(&space);
     bool ok = accessible(address, store) != NULL;
-    if (ok) load_or_store((void *)address, width, value, store);
+    if (ok) load_or_store((void *)address, value, store);
     pthread_rwlock_unlock(&space);
     return ok ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
 }

@@ -21,7 +21,6 @@ enum {
     NVML_ERROR_NOT_SUPPORTED = 3,
     NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
-    NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
 };
 
 typedef struct {
@@ -29,17 +28,11 @@ typedef struct {
 } nvmlMemory_t;
 
 typedef struct {
-    unsigned version;
-    unsigned long long total, reserved, free, used;
-} nvmlMemory_v2_t;
-
-typedef struct {
     unsigned pid;
     unsigned long long usedGpuMemory;
     unsigned gpuInstanceId, computeInstanceId;
 } nvmlProcessInfo_t;
 
-#define MEMORY_V2 ((unsigned)(sizeof(nvmlMemory_v2_t) | 2 << 24))
 #define NOT_AVAILABLE (~0ull)
 #define NO_INSTANCE (~0u)
 #define MAX_HOLDINGS 4096
@@ -83,11 +76,6 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlInit_v2(void)
-{
-    return nvmlInitWithFlags(0);
-}
-
 EXPORT nvmlReturn_t nvmlShutdown(void)
 {
     ENTER_NVML();
@@ -107,7 +95,6 @@ EXPORT const char *nvmlErrorString(nvmlReturn_t error)
     case 9: return "Driver Not Loaded";
     case 12: return "Library Not Found";
     case 18: return "Driver/library version mismatch";
-    case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
     default: return "Unknown Error";
     }
 }
@@ -121,35 +108,7 @@ static nvmlReturn_t give_text(char *buffer, unsigned length, const char *text)
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length)
-{
-    ENTER_NVML();
-    const char *text = getenv("FAKECUDA_DRIVER");
-    return give_text(version, length, text ? text : "580.00.00");
-}
-
-EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
-{
-    ENTER_NVML();
-    if (!version) return NVML_ERROR_INVALID_ARGUMENT;
-    *version = (int)knob("FAKECUDA_VERSION", 13000);
-    return NVML_SUCCESS;
-}
-
-EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
-{
-    return nvmlSystemGetCudaDriverVersion_v2(version);
-}
-
 /* ---- cards ---- */
-
-EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
-{
-    ENTER_NVML();
-    if (!count) return NVML_ERROR_INVALID_ARGUMENT;
-    *count = (unsigned)card_count();
-    return NVML_SUCCESS;
-}
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *card)
 {
@@ -173,14 +132,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *ca
     return NVML_ERROR_NOT_FOUND;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t card, unsigned *index)
-{
-    ENTER_NVML();
-    if (!is_card(card) || !index) return NVML_ERROR_INVALID_ARGUMENT;
-    *index = (unsigned)card->gpu;
-    return NVML_SUCCESS;
-}
-
 EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t card, char *uuid, unsigned length)
 {
     ENTER_NVML();
@@ -188,15 +139,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t card, char *uuid, unsigned le
     if (!is_card(card)) return NVML_ERROR_INVALID_ARGUMENT;
     account_uuid_text(card->gpu, text);
     return give_text(uuid, length, text);
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t card, char *name, unsigned length)
-{
-    ENTER_NVML();
-    char text[32];
-    if (!is_card(card)) return NVML_ERROR_INVALID_ARGUMENT;
-    snprintf(text, sizeof text, "Fake GPU %d", card->gpu);
-    return give_text(name, length, text);
 }
 
 /* FAKECUDA_MIG: 0 off, 1 on, "none" for cards without MIG. */
@@ -210,39 +152,15 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t card, unsigned *now, unsig
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t card, unsigned *mode)
-{
-    ENTER_NVML();
-    if (!is_card(card) || !mode) return NVML_ERROR_INVALID_ARGUMENT;
-    *mode = 0; /* default: any number of processes */
-    return NVML_SUCCESS;
-}
-
 /* ---- memory ---- */
-
-static void look(int gpu, unsigned long long *total, unsigned long long *used)
-{
-    *total = knob("FAKECUDA_TOTAL", 1ull << 30);
-    *used = account_used(gpu);
-    if (*used > *total) *used = *total;
-}
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t card, nvmlMemory_t *memory)
 {
     ENTER_NVML();
     if (!is_card(card) || !memory) return NVML_ERROR_INVALID_ARGUMENT;
-    look(card->gpu, &memory->total, &memory->used);
-    memory->free = memory->total - memory->used;
-    return NVML_SUCCESS;
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t card, nvmlMemory_v2_t *memory)
-{
-    ENTER_NVML();
-    if (!is_card(card) || !memory) return NVML_ERROR_INVALID_ARGUMENT;
-    if (memory->version != MEMORY_V2) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    look(card->gpu, &memory->total, &memory->used);
-    memory->reserved = 0;
+    memory->total = knob("FAKECUDA_TOTAL", 1ull << 30);
+    memory->used = account_used(card->gpu);
+    if (memory->used > memory->total) memory->used = memory->total;
     memory->free = memory->total - memory->used;
     return NVML_SUCCESS;
 }

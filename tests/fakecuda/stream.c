@@ -13,7 +13,7 @@ struct stream {
     pthread_cond_t wake;
     struct operation *head, *tail;
     uint64_t enqueued, finished; /* operations, ever */
-    int device, priority;
+    int device;
     unsigned flags;
     uint64_t id;    /* no other stream of the process has it */
     struct timespec held_up; /* the end of its last wait */
@@ -25,9 +25,7 @@ struct stream {
 struct event {
     struct event *next;
     uint64_t recorded, done; /* tickets: of the last record requested, and of the last one run */
-    double at_ms;
     int device;
-    unsigned flags;
     bool captured; /* recorded last by a stream that captures */
     int users; /* the caller's handle, and the operations that name it */
 };
@@ -58,13 +56,6 @@ bool waiting_is_over(void)
     return sticky_error() || __atomic_load_n(&own->abandoned, __ATOMIC_ACQUIRE);
 }
 
-static double now_ms(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec * 1e3 + (double)time.tv_nsec / 1e6;
-}
-
 /* ---- events ---- */
 
 static struct event *find_event(CUevent handle)
@@ -91,16 +82,7 @@ static void perform_record(struct operation *operation)
 {
     pthread_mutex_lock(&work);
     if (operation->event->done < operation->ticket) operation->event->done = operation->ticket;
-    operation->event->at_ms = now_ms();
     pthread_cond_broadcast(&progress);
-    pthread_mutex_unlock(&work);
-}
-
-static void perform_wait(struct operation *operation)
-{
-    pthread_mutex_lock(&work);
-    while (operation->event->done < operation->ticket && !waiting_is_over())
-        pthread_cond_wait(&progress, &work);
     pthread_mutex_unlock(&work);
 }
 
@@ -124,7 +106,6 @@ static CUresult perform(struct operation *operation)
     if (operation->plan.later) return operation->plan.later;
     switch (operation->kind) {
     case RECORD: perform_record(operation); return CUDA_SUCCESS;
-    case WAIT_EVENT: perform_wait(operation); return CUDA_SUCCESS;
     case CALL: perform_call(operation); return CUDA_SUCCESS;
     case WRITE_VALUE:
     case WAIT_VALUE: return perform_value(operation);
@@ -195,13 +176,12 @@ static bool start_thread(struct stream *stream)
     return started;
 }
 
-static struct stream *make_stream(int device, unsigned flags, int priority)
+static struct stream *make_stream(int device, unsigned flags)
 {
     struct stream *made = calloc(1, sizeof *made);
     if (!made) return NULL;
     uint64_t id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
-    *made = (struct stream){
-        .device = device, .flags = flags, .priority = priority, .id = id, .users = 1};
+    *made = (struct stream){.device = device, .flags = flags, .id = id, .users = 1};
     pthread_cond_init(&made->wake, NULL);
     if (start_thread(made)) return made;
     let_go_of_stream(made);
@@ -213,7 +193,7 @@ static struct stream *make_stream(int device, unsigned flags, int priority)
 static struct stream *default_stream(int which)
 {
     struct stream **place = &default_streams[current_device()][which];
-    if (!*place) *place = make_stream(current_device(), 0, 0);
+    if (!*place) *place = make_stream(current_device(), 0);
     return *place;
 }
 
@@ -249,12 +229,11 @@ static CUresult take_event(struct operation *operation, struct stream *stream)
 {
     struct event *event = find_event(operation->event);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
-    /* Rule: an event is recorded in streams of its own context; any stream may wait for it. */
-    if (operation->kind == RECORD && event->device != stream->device)
-        return CUDA_ERROR_INVALID_HANDLE;
+    /* Rule: an event is recorded in streams of its own context. */
+    if (event->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
     event->users++;
-    if (operation->kind == RECORD) event->captured = false;
-    operation->ticket = operation->kind == RECORD ? ++event->recorded : event->recorded;
+    event->captured = false;
+    operation->ticket = ++event->recorded;
     return CUDA_SUCCESS;
 }
 
@@ -279,7 +258,7 @@ static CUresult leave_out(struct operation *operation)
     pthread_mutex_lock(&work);
     struct event *event = operation->event ? find_event(operation->event) : NULL;
     CUresult refused = operation->event && !event ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
-    if (event && operation->kind == RECORD) event->captured = true;
+    if (event) event->captured = true;
     pthread_mutex_unlock(&work);
     take_plan();
     free(operation->staging);
@@ -360,10 +339,11 @@ void streams_abandon(int device)
 
 /* ---- streams: calls ---- */
 
-static CUresult create(CUstream *stream, unsigned flags, int priority)
+EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
+    ENTER(NEEDS_CONTEXT);
     if (!stream || flags & ~(unsigned)CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-    struct stream *made = make_stream(current_device(), flags, priority);
+    struct stream *made = make_stream(current_device(), flags);
     if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&work);
     made->next = streams;
@@ -373,18 +353,6 @@ static CUresult create(CUstream *stream, unsigned flags, int priority)
     pthread_mutex_unlock(&work);
     *stream = made;
     return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
-{
-    ENTER(NEEDS_CONTEXT);
-    return create(stream, flags, 0);
-}
-
-EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
-{
-    ENTER(NEEDS_CONTEXT);
-    return create(stream, flags, priority);
 }
 
 /* Rule: destroying returns at once, and the work on the stream still runs. */
@@ -432,34 +400,14 @@ EXPORT CUresult cuStreamQuery(CUstream handle)
     return busy ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
-/* The kind of a stream; outputs that are NULL are skipped. */
-static CUresult describe(CUstream handle, unsigned *flags, int *priority, int *device)
+/* Whether the stream exists; its flags unless `flags` is NULL. */
+CUresult stream_flags(CUstream handle, unsigned *flags)
 {
     pthread_mutex_lock(&work);
     struct stream *stream = find_stream(handle);
     if (stream && flags) *flags = stream->flags;
-    if (stream && priority) *priority = stream->priority;
-    if (stream && device) *device = stream->device;
     pthread_mutex_unlock(&work);
     return stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-/* Whether the stream exists, and its flags. */
-CUresult stream_flags(CUstream handle, unsigned *flags)
-{
-    return describe(handle, flags, NULL, NULL);
-}
-
-EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *flags)
-{
-    ENTER(NEEDS_CONTEXT);
-    return flags ? describe(handle, flags, NULL, NULL) : CUDA_ERROR_INVALID_VALUE;
-}
-
-EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority)
-{
-    ENTER(NEEDS_CONTEXT);
-    return priority ? describe(handle, NULL, priority, NULL) : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuStreamGetId(CUstream handle, uint64_t *id)
@@ -471,15 +419,6 @@ EXPORT CUresult cuStreamGetId(CUstream handle, uint64_t *id)
     if (stream) *id = stream->id;
     pthread_mutex_unlock(&work);
     return stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
-{
-    ENTER(NEEDS_CONTEXT);
-    int device = 0;
-    CUresult result = context ? describe(handle, NULL, NULL, &device) : CUDA_ERROR_INVALID_VALUE;
-    if (!result) *context = context_of(device);
-    return result;
 }
 
 /* Rule: the function runs on a thread of the driver's, may not call CUDA, and is skipped after a
@@ -502,7 +441,7 @@ EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
     if (!event || flags & ~known) return CUDA_ERROR_INVALID_VALUE;
     struct event *made = calloc(1, sizeof *made);
     if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
-    *made = (struct event){.device = current_device(), .flags = flags, .users = 1};
+    *made = (struct event){.device = current_device(), .users = 1};
     pthread_mutex_lock(&work);
     made->next = events;
     events = made;
@@ -527,15 +466,6 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream stream)
     ENTER(NEEDS_CONTEXT);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     return enqueue(stream, (struct operation){.kind = RECORD, .event = event}, false);
-}
-
-/* Rule: waits for the last record requested before this call. */
-EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
-{
-    ENTER(NEEDS_CONTEXT);
-    if (!event) return CUDA_ERROR_INVALID_HANDLE;
-    if (flags) return CUDA_ERROR_INVALID_VALUE;
-    return enqueue(stream, (struct operation){.kind = WAIT_EVENT, .event = event}, false);
 }
 
 EXPORT CUresult cuEventQuery(CUevent handle)
@@ -566,26 +496,4 @@ EXPORT CUresult cuEventSynchronize(CUevent handle)
     pthread_mutex_unlock(&work);
     if (captured) return captures_event(__func__);
     return event ? sticky_error() : CUDA_ERROR_INVALID_HANDLE;
-}
-
-/* Rule: both were recorded, both with timing, and both have run. */
-static CUresult elapsed(float *milliseconds, struct event *first, struct event *second)
-{
-    if (!first || !second) return CUDA_ERROR_INVALID_HANDLE;
-    if ((first->flags | second->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
-    if (!first->recorded || !second->recorded) return CUDA_ERROR_INVALID_HANDLE;
-    if (first->done < first->recorded || second->done < second->recorded)
-        return CUDA_ERROR_NOT_READY;
-    *milliseconds = (float)(second->at_ms - first->at_ms);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent first, CUevent second)
-{
-    ENTER(NEEDS_CONTEXT);
-    if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&work);
-    CUresult result = elapsed(milliseconds, find_event(first), find_event(second));
-    pthread_mutex_unlock(&work);
-    return result;
 }
