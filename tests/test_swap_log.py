@@ -268,7 +268,20 @@ def test_a_file_is_rotated_when_its_first_record_is_too_old(tmp_path: Path) -> N
     assert seqs(tmp_path / "swap-log.jsonl.1") == [1, 2]
 
 
-@pytest.mark.parametrize("first", [b"", b"{", b"\xff" * 400, b'{"seq":1,"t":1e9}'])
+def test_a_clock_that_was_set_after_the_start_rotates_nothing(tmp_path: Path) -> None:
+    """The times of all records are from the clock as it was at the start."""
+    path = tmp_path / "swap-log.jsonl"
+    before = time.time() - 86400.0  # noqa: TID251
+    file = SwapLogFile(path, 1 << 20, 3600.0)
+    for seq in (1, 2, 3):
+        file.write([render(Record(seq, 0, before + seq, action=DropHostCopy(1, "a")))])
+    file.close()
+    assert seqs(path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "first", [b"", b"{", b"\xff" * 400, b'{"seq":1,"t":1e9}', b'{"seq":1,"t":1.2.3,"type":']
+)
 def test_a_file_that_does_not_say_when_it_began_is_as_old_as_it_was_written(
     tmp_path: Path, first: bytes
 ) -> None:
@@ -276,9 +289,10 @@ def test_a_file_that_does_not_say_when_it_began_is_as_old_as_it_was_written(
     path.write_bytes(first + b"\n")
     os.utime(path, (0.0, 0.0))
     file = SwapLogFile(path, 1 << 20, 3600.0)
-    file.write([line(2)])
+    last = render(Record(2, 0, 3601.0, action=DropHostCopy(1, "a")))
+    file.write([last])
     file.close()
-    assert path.read_bytes() == line(2) + b"\n"
+    assert path.read_bytes() == last + b"\n"
 
 
 # --- reading back ------------------------------------------------------------------------

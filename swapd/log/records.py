@@ -105,7 +105,7 @@ class _Unnumbered(msgspec.Struct):
     time: float
 
 
-_TIME = re.compile(rb'\{"seq":[0-9]{1,20},"t":([0-9.]{1,32}),')
+_TIME = re.compile(rb'\{"seq":[0-9]{1,20},"t":([0-9]{1,20}(?:\.[0-9]{1,20})?),')
 _encoder = msgspec.json.Encoder()
 _begin = msgspec.json.Decoder(_Begin).decode
 _asked_head = msgspec.json.Decoder(AskedHead).decode

@@ -235,7 +235,7 @@ class SwapLogFile:
             note = Record(first.seq, 0, first.time, dropped=self._dropped)
             lines = [render(note), *lines]
         data = b"\n".join(lines) + b"\n"
-        with self._opened(len(data)) as file:
+        with self._opened(data) as file:
             fd = file.fileno()
             start = os.fstat(fd).st_size
             if start and os.pread(fd, 1, start - 1) != b"\n":
@@ -245,8 +245,8 @@ class SwapLogFile:
                 raise OSError("disk full")
         self._dropped = 0
 
-    def _opened(self, more: int) -> OwnedFd:
-        """Return the file, rotated if `more` bytes do not fit."""
+    def _opened(self, more: bytes) -> OwnedFd:
+        """Return the file, rotated if `more` does not fit or comes too late."""
         with self._its_folder() as folder:
             file = self._open_in(folder)
             if self._is_over(file.fileno(), more):
@@ -256,14 +256,15 @@ class SwapLogFile:
                 file = self._open_in(folder)
             return file
 
-    def _is_over(self, fd: int, more: int) -> bool:
+    def _is_over(self, fd: int, more: bytes) -> bool:
         found = os.fstat(fd)
         if found.st_size == 0:
             return False
         if self._begun[0] != found.st_ino:
             self._begun = found.st_ino, began(os.pread(fd, _HEAD_BYTES, 0), found.st_mtime)
-        too_old = time.time() - self._begun[1] > self.max_age_s  # noqa: TID251
-        return too_old or found.st_size > self.max_bytes - more
+        # both by the clock at the daemon's start: another may have been set since
+        too_old = began(more, found.st_mtime) - self._begun[1] > self.max_age_s
+        return too_old or found.st_size > self.max_bytes - len(more)
 
     def _its_folder(self) -> OwnedFd:
         if self._folder is not None:
