@@ -9,12 +9,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import swapd
+from benchmarks.processes import keepers
 from swapd.shared import daemons, runtime_dir
 from swapd.shared.fds import OwnedFd
 from swapd_client import Client, InvalidArgument, NotRunning, connect, connect_async
 from swapd_client.session import starting
+from swapd_client.weights import safetensors
 from tests.guarantees.harness import PATIENCE_S, World
 from tests.processes import PYTHONPATH, line_of, start_python
 
@@ -49,6 +53,23 @@ async def test_a_daemon_is_started_shared_and_ends_after_its_last_session(folder
     assert [s.label for s in status.sessions] == ["first", "second"]
     with daemon:
         assert has_ended(daemon)
+
+
+def test_one_started_in_a_unit_of_systemd_keeps_nothing_in_the_unit_s_store(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That store is for the unit's own process: there nobody would take it back."""
+    monkeypatch.setattr(safetensors, "SETTLED_NS", -(10**9))
+    monkeypatch.setenv("FDSTORE", "512")
+    monkeypatch.setenv("SWAPD_KEEP_HOST", "64MiB")
+    save_file({"x": torch.zeros(1024)}, tmp_path / "file")
+    with connect(folder, start=True, budget="8MiB") as client:
+        client.load("a", tmp_path / "file")
+        client.unregister("a")
+        while not client.status().kept:
+            pass
+        assert keepers(folder)
+        client.forget()
 
 
 def test_a_device_is_named_first_and_swapd_has_connect_itself(
