@@ -60,6 +60,14 @@ def use(device: int = 0) -> None:
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", device)))
 
 
+def end(device: int = 0) -> None:
+    """Destroy the context that `start` and `use` made current, as other tests of the process make
+    theirs."""
+    call("cuCtxSetCurrent", 0)
+    while not code_of("cuDevicePrimaryCtxRelease", device):
+        pass
+
+
 def properties(device: int = 0, types: Any = FD) -> Any:
     made = driver.CUmemAllocationProp()
     made.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED

@@ -27,6 +27,7 @@ def stream() -> Iterator[Any]:
     yield made
     call("cuStreamDestroy", made)
     assert fake.held_bytes() == 0
+    calls.end()
 
 
 @pytest.fixture

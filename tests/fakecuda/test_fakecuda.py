@@ -41,6 +41,7 @@ def fake() -> Iterator[fakecuda.Fake]:
     assert fake.held_bytes() == 0
     yield fake
     assert fake.held_bytes() == 0
+    calls.end()
 
 
 @pytest.fixture
