@@ -7,6 +7,7 @@ process inherits them.
 
 import logging
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from swapd.shared.units import seconds, size
 
 log = logging.getLogger("swapd.daemon.parking")
 
-#: Time limit for a keeper to hand over what it holds.
+#: Time limit for a keeper to hand over what it holds, and to read what it is sent.
 ANSWER_S = 2.0
 #: First and longest pause before another keeper; doubles while no keeper answers.
 AGAIN_S = 1.0
@@ -110,7 +111,13 @@ class Parking:
             self._start()
             self._use(self._connect())
         assert self._keeper is not None
-        send_packet(self._keeper, message.encode(), files)
+        try:
+            send_packet(self._keeper, message.encode(), files)
+        except BlockingIOError:  # hundreds at once, and perhaps the keeper is only starting
+            full = select.poll()
+            full.register(self._keeper, select.POLLOUT)
+            full.poll(ANSWER_S * 1e3)
+            send_packet(self._keeper, message.encode(), files)
 
     # --- the next daemon -----------------------------------------------------------------
 

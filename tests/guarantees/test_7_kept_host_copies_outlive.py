@@ -13,10 +13,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from safetensors.torch import save_file
 
 import swapd_client
 from benchmarks.processes import keepers
+from swapd.core.registry import KEPT_MAX
 from swapd.daemon import parked, parking
 from swapd.daemon.host_copies import NAME
 from swapd.daemon.parked import MANIFEST, Manifest
@@ -125,6 +127,21 @@ def test_one_in_use_is_not_parked_and_is_again_when_its_session_ends(
         client.load("again", files["talker"])
         await_held(daemon, 1)
     await_held(daemon, 2)
+
+
+def test_of_hundreds_that_are_kept_at_once_all_are_parked(world: World, tmp_path: Path) -> None:
+    """More than the keeper's socket holds while the keeper is being started."""
+    names = [f"layer{i}" for i in range(2 * KEPT_MAX)]
+    save_file({name: torch.zeros(8) + i for i, name in enumerate(names)}, tmp_path / "x")
+    daemon = serve(world)
+    with swapd_client.connect(daemon.folder) as client:
+        client.load_family("f", tmp_path / "x", {name: [name] for name in names})
+    await_held(daemon, KEPT_MAX)
+    assert "the keeper" not in daemon.log
+    daemon.kill()
+    daemon = serve(world)
+    while len(kept(daemon)) != KEPT_MAX:
+        """They are mapped a moment later."""
 
 
 def test_the_keeper_dies_and_another_has_them(world: World, files: dict[str, Path]) -> None:
