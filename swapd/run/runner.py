@@ -107,7 +107,6 @@ class Runner:
         self._guard = GroupGuard()
         self._numbers = itertools.count()
         self._came: deque[int] = deque()
-        self._output_is_broken = False
 
     def run(self) -> int:
         """Block until all processes of all stages have ended; return the run's exit status."""
@@ -140,8 +139,7 @@ class Runner:
                 self._output.ends(child.pipe)
                 assert child.status is not None
                 self._do(self.stages.ended(name, child.status, now))
-        if self._output.broken and not self._output_is_broken:
-            self._output_is_broken = True
+        if self._output.broken and not self.stages.stopping:  # a second call would kill them
             self._do(self.stages.stop(signal.SIGTERM, now))
         self._do(self.stages.tick(now))
         if awaited := self.stages.awaited:

@@ -81,7 +81,7 @@ class Stages:
 
     def __init__(self, stages: Mapping[str, StageSpec]) -> None:
         self.states = {name: StageState(stage) for name, stage in stages.items()}
-        self._stopping = False
+        self.stopping = False
         self.ended_by: str | None = None
         #: Status of the stage that ended the run, else of the first that failed after a signal.
         self._status: int | None = None
@@ -137,7 +137,7 @@ class Stages:
         """All its processes have ended, or none could start. `status`: as in a shell."""
         state = self.states[name]
         state.end(status, now)
-        if self._stopping:
+        if self.stopping:
             if self._status is None and status:
                 self._status = status
             return []
@@ -156,7 +156,7 @@ class Stages:
     def stop(self, number: int, now: float) -> list[Action]:
         """End all stages with this signal; kill them at the second call."""
         how = Signals(number).name
-        if self._stopping:
+        if self.stopping:
             kills = (SignalStage(name, SIGKILL) for name in self._running())
             return [Message(f"{how}: all stages are killed"), *kills]
         return [
@@ -191,7 +191,7 @@ class Stages:
         return [name for name, state in self.states.items() if state.now is _Is.RUNNING]
 
     def _tell(self, number: int, now: float) -> list[SignalStage]:
-        self._stopping = True
+        self.stopping = True
         told = [SignalStage(name, number) for name in self._running()]
         for state in self.states.values():
             if state.now is _Is.RUNNING:

@@ -244,6 +244,23 @@ def test_a_reader_that_has_seen_enough_ends_the_run(
     assert "the output of stages cannot be shown: Broken pipe" in err
 
 
+def test_one_ctrl_c_that_ends_the_reader_too_lets_the_stages_finish(
+    started: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
+) -> None:
+    """As in `swapd run FILE | tee log`: the terminal signals both."""
+    saves = "trap 'echo saving; sleep 1.5; touch saved; exit 0' INT; echo ready"
+    saves += "; while :; do sleep 0.1; done"
+    process = started(stage("saves", ["sh", "-c", saves]))
+    line(process, "saves | ready")
+    assert process.stdout is not None
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    err = process.stderr.read()
+    assert process.wait(60) == 0, err
+    assert (tmp_path / "saved").exists()
+
+
 def test_on_a_terminal_names_are_coloured_and_nothing_moves_the_cursor(
     file: Callable[..., Path],
 ) -> None:
