@@ -1,6 +1,7 @@
 """`swapd run`: a command, with the daemons that it needs."""
 
 import glob
+import os
 import shlex
 import sys
 import time
@@ -154,7 +155,8 @@ def run(
         found = _read(words, {**given, "--until": until, "--for": span, "--ready": ready})
     else:
         found = file.of_command(words, _tables(device, budget, config_file, changes))
-    folder = config.state_folder() / "runs" / time.strftime("%Y-%m-%d-%H%M%S")
+    name = f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}"
+    folder = config.state_folder() / "runs" / name
     try:
         if compare:
             sys.exit(compare_both(found, folder, options, device_memory, dry_run=dry_run))

@@ -3,7 +3,6 @@
 A server runs as a stage, and the command that uses it as another stage, whose end ends both.
 """
 
-import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -76,7 +75,6 @@ def compare(
     Returns the exit status: that of the first command that failed, or of an interrupt. Raises:
     ConfigError, PlanError, SwapdError before anything runs.
     """
-    folder = folder.with_name(f"{folder.name}-{os.getpid()}")
     ways = _ways(found, folder, options, device_memory)
     if dry_run:
         for way in ways:

@@ -277,6 +277,17 @@ def test_omni_is_planned_and_gets_the_overlay(tmp_path: Path) -> None:
     assert "Name a deploy file: --deploy-config FILE" in said
 
 
+def test_runs_that_start_in_one_second_keep_their_files_apart(tmp_path: Path) -> None:
+    own = {"stage_id": 0, "devices": "5", "additional_config": {"swapd": {"component": "thinker"}}}
+    base = file_with(tmp_path / "omni.yaml", json.dumps({"stages": [own]}))
+    model = omni.qwen3(tmp_path / "Qwen3-Omni")
+    words = ("vllm-omni", "serve", model, "--omni", f"--deploy-config={base}")
+    runs = [start("run", "-n", "--device-memory", "80GiB", "--", *words) for _ in range(2)]
+    said = [run.communicate(timeout=60)[0].splitlines()[-1] for run in runs]
+    assert said[0].startswith("vllm-omni serve "), said
+    assert said[0] != said[1]
+
+
 @pytest.mark.parametrize(
     ("words", "kind", "model"),
     [
