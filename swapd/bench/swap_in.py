@@ -17,6 +17,7 @@ import msgspec
 
 import swapd_client
 from swapd import spawn
+from swapd.shared.config import gpu_number
 
 NBYTES = 256 << 20
 #: Larger for a GPU, whose copies are so fast that messages would dominate.
@@ -176,7 +177,7 @@ def _on_host(nbytes: int) -> Iterator[Copier]:
 def _on_gpu(device: str, nbytes: int) -> Iterator[Copier]:
     from swapd.device.driver import Driver
 
-    driver = Driver(int(device.partition(":")[2] or 0))
+    driver = Driver(gpu_number(device) or 0)
     with ExitStack() as undo:
         undo.callback(driver.close)
         undo.enter_context(driver.current())

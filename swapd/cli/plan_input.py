@@ -13,7 +13,6 @@ from swapd.device.context import checked, load
 from swapd.plan import chunks, sizes
 from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, PlanError
 from swapd.plan.chunks import ChunkChoice, Isolation
-from swapd.run import gpus
 from swapd.shared import config
 from swapd.shared.protocol import Status
 from swapd.shared.text import meant
@@ -167,7 +166,7 @@ def gpu_memory(device: str) -> int:
 
 
 def _gpu_number(device: str) -> int:
-    if (number := gpus.number_of(device)) is None:
+    if (number := config.gpu_number(device)) is None:
         raise PlanError(f"there is no device {device!r}; use --device host, cuda or cuda:0")
     return number
 

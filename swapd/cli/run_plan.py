@@ -25,7 +25,7 @@ from swapd.run import budgets, gpus, servers
 from swapd.run.commands import DEPLOY_CONFIG, Command, component_of, option
 from swapd.run.daemons import DaemonSpec, joinable
 from swapd.run.file import OF_ONE, DaemonTable, RunFile, StageSpec
-from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
+from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, gpu_number
 from swapd.shared.units import parse_size, size
 
 _UTILIZATION = "--gpu-memory-utilization"
@@ -352,8 +352,7 @@ def _for_all(found: RunFile) -> DaemonTable | None:
 
 
 def _table_of(found: RunFile, gpu: int) -> DaemonTable | None:
-    names = (f"cuda:{gpu}", *(("cuda",) if gpu == 0 else ()))
-    named = (table for table in found.daemons if table.device in names)
+    named = (t for t in found.daemons if t.device is not None and gpu_number(t.device) == gpu)
     return next(named, _for_all(found))
 
 

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import stat
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -160,6 +159,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def of_command(words: Sequence[str], daemons: Sequence[DaemonTable]) -> RunFile:
+    _one_for_each(daemons, "-d")
     stage = StageSpec(COMMAND, command_of(words), {}, Path().absolute())
     return RunFile(None, tuple(daemons), {COMMAND: stage})
 
@@ -189,11 +189,20 @@ def _daemons(path: Path, raw: Any) -> tuple[DaemonTable, ...]:
         found.append(table_of(table, source, path.parent))
         if len(tables) > 1:
             _one_of_several(table, source)
-    devices = Counter(one.device for one in found)
-    (twice, count), *_ = devices.most_common(1)
-    if count > 1:
-        raise ConfigError(f"{path}: two [[daemon]] have the device {twice}: leave one of them out")
+    _one_for_each(found, f"{path}: [[daemon]]")
     return tuple(found)
+
+
+def _one_for_each(daemons: Sequence[DaemonTable], source: str) -> None:
+    """Raise ConfigError unless several daemons are for different GPUs: a worker finds its own by
+    the number of its GPU."""
+    devices = [one.device for one in daemons if one.device is not None]
+    for at, device in enumerate(devices):
+        number = config.gpu_number(device)
+        if len(devices) > 1 and number is None:
+            raise ConfigError(f"{source} {device}: several are for GPUs alone; leave it out")
+        if number in map(config.gpu_number, devices[:at]):
+            raise ConfigError(f"{source} {device}: another is for this GPU; leave one of them out")
 
 
 def _one_of_several(table: Mapping[str, Any], source: str) -> None:
@@ -322,7 +331,7 @@ def _check_program(
 def _span(value: str | float, source: str) -> float:
     try:
         found = parse_span(value) if isinstance(value, str) else float(value)
-    except ValueError as exc:
+    except (ValueError, OverflowError) as exc:
         raise ConfigError(f"{source}: {exc}") from exc
     if not 0.0 <= found <= SPAN_MAX_S:
         raise ConfigError(f"{source}: {value} is out of range: write 0 to 1d, as in 500ms or 30s")

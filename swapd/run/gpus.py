@@ -4,7 +4,6 @@
 of a daemon has the number on the machine, by which a worker of vLLM finds it.
 """
 
-import re
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -13,21 +12,15 @@ from swapd.device.base import DeviceError
 from swapd.device.context import checked, load, uuid_of
 from swapd.device.nvml import Nvml
 from swapd.shared import config
-from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, gpus_in
+from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, gpu_number, gpus_in
 from swapd.shared.extras import MissingExtra
 
-_NUMBERED = re.compile(r"cuda(?::(\d+))?")
 _UUID_CHARS = 12
 _PROC = Path("/proc")
 
 
-def number_of(device: str) -> int | None:
-    found = _NUMBERED.fullmatch(device)
-    return int(found[1] or 0) if found else None
-
-
 def numbers_of(devices: Sequence[str]) -> list[int]:
-    return [number for one in devices if (number := number_of(one)) is not None]
+    return [number for one in devices if (number := gpu_number(one)) is not None]
 
 
 def name_of(device: str, listed: Sequence[str] | None) -> str:
@@ -35,7 +28,7 @@ def name_of(device: str, listed: Sequence[str] | None) -> str:
 
     `listed`: the GPUs that $CUDA_VISIBLE_DEVICES shows where `device` is named.
     """
-    number = number_of(device)
+    number = gpu_number(device)
     if number is None:
         return device
     if listed is None:
@@ -55,7 +48,7 @@ def folder_of(device: str) -> Path:
     name = name_of(device, config.listed_gpus())
     if name.isdecimal():
         return config.default_folder(f"cuda:{name}")
-    if number_of(device) is None:
+    if gpu_number(device) is None:
         return config.default_folder(device)
     return config.default_folder(f"cuda-{name.partition('-')[2][-_UUID_CHARS:]}")
 
@@ -103,7 +96,7 @@ def check(devices: Sequence[str], source: str) -> None:
     """
     there = count()
     for device in devices:
-        number = number_of(device)
+        number = gpu_number(device)
         if number is not None and there is not None and number >= there:
             also = "" if there else ", or host"
             raise ConfigError(
@@ -115,7 +108,7 @@ def check(devices: Sequence[str], source: str) -> None:
 def check_numbered(devices: Sequence[str]) -> None:
     """Raise ConfigError unless workers can find each daemon by the number of its GPU."""
     listed = config.listed_gpus()
-    if any(number_of(one) is not None and "-" in name_of(one, listed) for one in devices):
+    if any(gpu_number(one) is not None and "-" in name_of(one, listed) for one in devices):
         raise ConfigError(
             f"{VISIBLE_VARIABLE}={','.join(listed or ())} names GPUs by UUID, and of several "
             f"daemons ({', '.join(devices)}) a worker finds its own by the number of its GPU: list "
@@ -127,7 +120,7 @@ def nvml_of(device: str) -> Nvml:
     """NVML ignores CUDA_VISIBLE_DEVICES."""
     try:
         api = load()
-        return Nvml(uuid_of(api, checked(api, api.cuDeviceGet, number_of(device) or 0)))
+        return Nvml(uuid_of(api, checked(api, api.cuDeviceGet, gpu_number(device) or 0)))
     except (DeviceError, MissingExtra, ImportError):
         return Nvml(name_of(device, config.listed_gpus()))
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from swapd.run import gpus
+from swapd.shared.config import gpu_number
 from swapd.shared.system import repeated
 
 _PROC = Path("/proc")
@@ -31,7 +32,7 @@ class Sampler:
         #: Increase since the beginning, on all devices together; None if unknown.
         self.device_bytes: int | None = None
         self.due = 0.0
-        self._gpus = [gpus.nvml_of(one) for one in devices if gpus.number_of(one) is not None]
+        self._gpus = [gpus.nvml_of(one) for one in devices if gpu_number(one) is not None]
         self._before = self._used()
 
     def sample(self) -> None:

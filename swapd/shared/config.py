@@ -77,6 +77,12 @@ class ConfigError(UserError):
     """The message names the setting and its valid values."""
 
 
+def gpu_number(device: str) -> int | None:
+    """Return the number in the name of a GPU; None for any other device."""
+    found = DEVICE_NAME.fullmatch(device)
+    return int(found[1] or 0) if found and device != "host" else None
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of `swapd serve`, in bytes and seconds unless noted otherwise."""
 

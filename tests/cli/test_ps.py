@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from swapd.cli import target
 from swapd.cli.daemons import Listed
 from swapd.cli.daemons import ps_page as page
 from swapd.cli.target import where
@@ -156,6 +157,9 @@ def test_a_device_names_its_daemon_wherever_that_is(
     monkeypatch.setattr(daemons, "running", lambda: found)
     assert where(None, "host", BRIEF) == daemon.folder
     assert where(None, "cuda", BRIEF) == Path("/run/nothing/swapd/cuda0")
+    monkeypatch.setattr(target, "_device_of", lambda at, _: "cuda:1" if at == daemon.folder else "")
+    for named in ("cuda:1", "cuda1"):
+        assert where(None, named, BRIEF) == daemon.folder
 
 
 def test_a_daemon_that_runs_elsewhere_is_named_in_the_error(

@@ -79,6 +79,30 @@ def test_a_daemon_is_on_the_gpu_that_its_stage_counts_and_its_folder_has_the_mac
     assert done.stdout.startswith(f"{folder}/swapd/{found.partition(' in ')[2]} serve ")
 
 
+def test_a_gpu_has_every_name_that_swapd_serve_takes(
+    shows: Callable[[str], None], cards: fakecuda.Fake
+) -> None:
+    shows("7,8")
+    assert daemons("--budget", "1GiB", "-d", "cuda1", "--", "true") == ["cuda1 in cuda8"]
+    with cards.occupied(4 * GIB, pid=1, gpu=8):
+        (line,) = swapd("run", "-n", "-d", "cuda1", "--", "true").stdout.splitlines()[:1]
+    assert f"--budget {int(8 * GIB * 0.7)} " in line
+    said = swapd("run", "-d", "cuda2", "--", "true", status=1).stderr
+    assert "-d cuda2: there is no such GPU" in said
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        (("host", "host"), "-d host: several are for GPUs alone; leave it out"),
+        (("cuda", "cuda0"), "-d cuda0: another is for this GPU; leave one of them out"),
+    ],
+)
+def test_several_daemons_are_for_different_gpus(devices: tuple[str, str], said: str) -> None:
+    options = [word for device in devices for word in ("-d", device)]
+    assert said in swapd("run", *options, "--budget", "8MiB", "--", "true", status=1).stderr
+
+
 def test_the_free_memory_is_that_of_the_gpu_that_is_shown(
     cards: fakecuda.Fake, shows: Callable[[str], None]
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_stage_has_its_own_variables_over_those_of_swapd_run(
         ),
         (stage(restart='"always"', backoff='"3x"'), "stages.a.backoff: '3x' is not a time span"),
         (stage(restart='"always"', backoff="nan"), "stages.a.backoff: nan is out of range: write"),
+        (stage(stop_timeout=f"{10**400}"), "stages.a.stop_timeout: int too large to convert"),
         (stage(stop_timeout="-1"), "stages.a.stop_timeout: -1 is out of range: write 0 to 1d"),
         (
             stage(restart='"always"', ready='"ended"'),
@@ -142,7 +143,15 @@ def test_a_stage_has_its_own_variables_over_those_of_swapd_run(
         (stage() + "\n[[daemon]]\n[[daemon]]", "daemon[0].device is missing: name a GPU, as in"),
         (
             stage() + '\n[[daemon]]\ndevice = "cuda:0"\n[[daemon]]\ndevice = "cuda:0"',
-            "two [[daemon]] have the device cuda:0: leave one of them out",
+            "[[daemon]] cuda:0: another is for this GPU; leave one of them out",
+        ),
+        (
+            stage() + '\n[[daemon]]\ndevice = "cuda"\n[[daemon]]\ndevice = "cuda0"',
+            "[[daemon]] cuda0: another is for this GPU; leave one of them out",
+        ),
+        (
+            stage() + '\n[[daemon]]\ndevice = "host"\n[[daemon]]\ndevice = "cuda:1"',
+            "[[daemon]] host: several are for GPUs alone; leave it out",
         ),
         (
             stage() + '\n[[daemon]]\ndevice = "cuda:0"\nruntime_dir = "x"\n[[daemon]]\n'
