@@ -33,30 +33,38 @@ def of_server(command: Command) -> ServerAddress | None:
         return ServerAddress(path=path, page=_HEALTH)
     host = option(command.words, "--host") or "127.0.0.1"
     port = option(command.words, "--port") or str(_PORT)
-    if not port.isdecimal():
-        raise ConfigError(f"--port {port}: it is not a port: write a number from 1 to 65535")
-    return ServerAddress(
-        "127.0.0.1" if host in ("0.0.0.0", "::") else host, int(port), page=_HEALTH
-    )
+    try:
+        return _at("127.0.0.1" if host in ("0.0.0.0", "::") else host, port, _HEALTH)
+    except ValueError as exc:
+        raise ConfigError(f"--host {host} --port {port}: {exc}") from exc
 
 
 def parsed(text: str) -> ServerAddress:
     """Parse a port, HOST:PORT, a URL of HTTP, or the path of a unix socket. Raises: ConfigError."""
     try:
-        if text.startswith("http://"):
+        if "://" in text:
             url = urlsplit(text)
-            return ServerAddress(url.hostname or "127.0.0.1", url.port or 80, page=url.path or "/")
+            if url.scheme != "http":
+                raise ValueError("it is asked by HTTP alone")
+            page = f"{url.path or '/'}{f'?{url.query}' if url.query else ''}"
+            return _at(url.hostname or "127.0.0.1", str(url.port or 80), page)
         if "/" in text:
             return ServerAddress(path=text)
         host, _, port = text.rpartition(":")
-        if not 0 < int(port) < 1 << 16:
-            raise ValueError("it is not a port")
-        return ServerAddress(host or "127.0.0.1", int(port))
+        return _at(host.strip("[]") or "127.0.0.1", port)
     except ValueError as exc:
         raise ConfigError(
             f"--ready {text}: write a port, HOST:PORT, http://HOST:PORT/PAGE or the path of a "
             f"socket ({exc})"
         ) from exc
+
+
+def _at(host: str, port: str, page: str = "") -> ServerAddress:
+    """Raises: ValueError if nothing can be connected to that."""
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError("it is no port: write a number from 1 to 65535")
+    host.encode("idna")
+    return ServerAddress(host, int(port), page=page)
 
 
 def answers(address: ServerAddress) -> bool:

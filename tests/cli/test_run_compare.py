@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from swapd.cli.comparisons import Comparison, Round, Side, better, rows
+from swapd.run import ready
 from swapd.run.outcome import Outcome
+from swapd.run.ready import ServerAddress
 from tests.processes import line_of
 
 from .conftest import environment, serve, start, swapd
@@ -212,6 +214,15 @@ def test_a_server_that_does_not_end_is_killed_and_its_side_has_failed(folder: Pa
         (("--compare", "--until", "a", "--for", "1", "--", "true"), "not both"),
         (("--compare", "--until", "'", "--", "true"), "No closing quotation"),
         (("--compare", "--ready", "99999", "--for", "1", "--", "true"), "--ready 99999: write a"),
+        (
+            ("--compare", "--ready", "https://h/", "--for", "1", "--", "true"),
+            "--ready https://h/: write a port, HOST:PORT, http://HOST:PORT/PAGE or the path",
+        ),
+        (("--compare", "--ready", "a..b:80", "--for", "1", "--", "true"), "--ready a..b:80: write"),
+        (
+            ("--compare", "--for", "1", "--", "vllm", "serve", "m", "--port", "70000"),
+            "--port 70000: it is no port: write a number from 1 to 65535",
+        ),
         (("--compare", "--set", "budget", "--", "true"), "--set budget: write NAME=VALUE"),
         (("--compare", "--set", "http=1:2", "--", "true"), "a NAME of budget, chunk"),
         (("--compare", "--set", "chunk=3MB3", "--", "true"), "'3MB3' is not a size"),
@@ -271,6 +282,21 @@ def test_a_daemon_that_is_there_and_a_server_that_answers_are_not_measured(
         finally:
             other.terminate()
             other.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("said", "address", "page"),
+    [
+        ("8000", ("127.0.0.1", 8000), ""),
+        ("[::1]:8000", ("::1", 8000), ""),
+        ("http://h:1/models?key=2", ("h", 1), "/models?key=2"),
+    ],
+)
+def test_a_server_is_asked_where_it_is_said_to_be(
+    said: str, address: tuple[str, int], page: str
+) -> None:
+    host, port = address
+    assert ready.parsed(said) == ServerAddress(host, port, page=page)
 
 
 # --- messages ----------------------------------------------------------------------------
