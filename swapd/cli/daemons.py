@@ -143,9 +143,9 @@ def stop(
     """
     folder = where(endpoint, device, ASKED_S)
     pid = process_of(folder)
-    if not yes and sys.stdin.isatty():
-        _confirm(str(folder))
-    with OwnedFd(os.pidfd_open(pid)) as process:
+    with OwnedFd(os.pidfd_open(pid)) as process:  # the number may be another's after the answer
+        if not yes and sys.stdin.isatty():
+            _confirm(str(folder))
         _end(process, now=now, timeout=timeout, what=f"the daemon at {folder} (process {pid})")
     console.print(f"stopped: {plain(str(folder))} (process {pid})")
 
@@ -172,7 +172,9 @@ def _confirm(folder: str) -> None:
     except SwapdError as exc:
         question = f"{exc}. Stop it all the same?"
     if question:
-        typer.confirm(question, abort=True, err=True)
+        typer.echo(f"{question} [y/N]: ", nl=False, err=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise typer.Abort
 
 
 def _open_sessions(reply: Status) -> str:

@@ -2,6 +2,8 @@
 
 import os
 import pty
+import signal
+import subprocess
 
 import pytest
 
@@ -50,6 +52,35 @@ def test_on_a_terminal_it_asks_before_it_ends_sessions(daemon: Running) -> None:
     os.close(follower)
     assert process.returncode == 1
     assert "worker: 1 open session, 0 leases held, 0 waiting. Stop the daemon? [y/N]" in said
+    assert daemon.process.poll() is None
+
+
+def asked(daemon: Running) -> "tuple[subprocess.Popen[str], int]":
+    """A stop that waits for an answer, and its terminal, which the caller closes."""
+    daemon.client("worker", thinker=4)
+    leader, follower = pty.openpty()
+    process = start("stop", "-e", daemon.folder, stdin=follower, start_new_session=True)
+    os.close(follower)
+    assert process.stderr is not None
+    assert process.stderr.read(len("worker: ")) == "worker: "
+    return process, leader
+
+
+def test_a_daemon_that_ended_while_it_asked_has_stopped(daemon: Running) -> None:
+    process, leader = asked(daemon)
+    daemon.stop()
+    os.write(leader, b"y\n")
+    said, _ = process.communicate(timeout=60)
+    os.close(leader)
+    assert (process.returncode, said[:9]) == (0, "stopped: ")
+
+
+def test_ctrl_c_while_it_asks_ends_it_as_it_ends_any_command(daemon: Running) -> None:
+    process, leader = asked(daemon)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    os.close(leader)
+    assert process.returncode == 130
     assert daemon.process.poll() is None
 
 
