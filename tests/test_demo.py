@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests import forked
+from tests.cli.conftest import swapd
 
 #: The imports of transformers for the demo's stages.
 STAGES = ("transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",)
+
+
+def test_a_file_that_cannot_be_written_is_named_before_the_work(tmp_path: Path) -> None:
+    done = swapd("demo", "--wav", tmp_path / "no" / "out.wav", status=1)
+    assert done.stderr == (f"swapd: [Errno 2] No such file or directory: '{tmp_path}/no/out.wav'\n")
 
 
 @pytest.mark.slow

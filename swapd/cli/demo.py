@@ -1,5 +1,6 @@
 """`swapd demo`: the demo, its swap log, and its summary."""
 
+import os
 import sys
 import threading
 import time
@@ -34,6 +35,7 @@ def demo(
     process of its own, first without swapd and then with it, and every output is compared bit for
     bit. Takes about half a minute and 2 GiB of memory; downloads nothing.
     """
+    wav.open("ab").close()  # what refuses it is known before the work
     with needed("swapd demo"):
         if find_spec("transformers") is None:  # only the processes of the stages import it
             raise ModuleNotFoundError(name="transformers")
@@ -41,7 +43,7 @@ def demo(
 
     say = errors if json else console
     summary = run_demo.run(
-        prompt.encode(),
+        os.fsencode(prompt),
         rounds,
         wav,
         say=lambda text: say.print(text, style="bold"),
