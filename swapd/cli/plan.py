@@ -29,6 +29,7 @@ from swapd.plan.advise import Advice, PlanError, Treatment, advise
 from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.plan.deploy import Deploy
 from swapd.run import servers
+from swapd.shared.config import gpu_number
 from swapd.shared.protocol import Status
 from swapd.shared.text import plain
 from swapd.shared.units import parse_rate, rate, seconds, size, typed_size
@@ -164,14 +165,14 @@ def plan(
     if any((room, overlay, config)):
         raise PlanError("--room, --config and --overlay go with --vllm DEPLOY.yaml")
     complete = bool(device_memory and bandwidth)
-    status, where = _daemon(sources, endpoint, timeout, device, complete=complete)
+    status, there, where = _daemon(sources, endpoint, timeout, device, complete=complete)
     components, notes = components_of(sources, status, passes, blocks, compute)
     uses = {"kv_cache": kv_cache, "activations": activations, "overhead": overhead}
-    memory = memory_of(status, device, device_memory, uses)
-    speed = bandwidth_of(bandwidth, status, where)
+    memory = memory_of(there, device, device_memory, uses)
+    speed = bandwidth_of(bandwidth, there, where)
     advice, found = advised(
         lambda nbytes: advise(components, memory, speed.bytes_per_s, nbytes),
-        status,
+        there,
         where,
         given_chunk(chunk),
         isolation,
@@ -206,11 +207,15 @@ def _refuse(beside: str, given: Mapping[str, object]) -> None:
 
 def _daemon(
     sources: list[str], endpoint: str | None, timeout: float, device: str | None, *, complete: bool
-) -> tuple[Status | None, str | None]:
+) -> tuple[Status | None, Status | None, str | None]:
+    """Return a daemon's status, if needed; that of the device's daemon; and the device."""
     needed = not sources or endpoint is not None
     asks = needed or not complete
     status = status_of(endpoint, timeout, needed=needed) if asks else None
-    return status, device or (status.device if status else None)
+    served = status.device if status else None
+    number = None if device is None else gpu_number(device)
+    where = (device or served) if number is None else f"cuda:{number}"
+    return status, status if served == where else None, where
 
 
 # --- the report --------------------------------------------------------------------------

@@ -135,6 +135,16 @@ def test_a_daemon_says_what_there_is_and_how_fast_it_was(daemon: Running) -> Non
     assert report["serve"].startswith("swapd serve --device host")
 
 
+def test_the_memory_of_a_daemon_is_not_taken_for_that_of_another_device(daemon: Running) -> None:
+    program = "from swapd.cli import main\nimport sys\n"
+    program += "sys.argv = ['swapd', 'plan', 'a=64MiB', '--device', 'cuda', '--json']\nmain()"
+    with fakecuda.machine(total=512 * MIB) as fake:
+        endpoint = {"SWAPD_ENDPOINT": str(daemon.folder)}
+        report = json.loads(output_of(program, env={**fake.environment(), **endpoint}))
+    assert report["memory"]["total"] == 512 * MIB
+    assert report["serve"].startswith("swapd serve --device cuda:0 ")
+
+
 def test_a_daemon_with_nothing_in_it_says_so(daemon: Running) -> None:
     assert "no components yet" in refused("--endpoint", daemon.folder)
 
