@@ -42,11 +42,12 @@ Headers = Iterable[tuple[str, str]]
 
 
 class HttpRequest(NamedTuple):
-    """`query` is not decoded. Header names are in lower case."""
+    """`query` is not decoded. Header names are in lower case. `bare`: without the answer's body."""
 
     path: str
     query: str
     headers: dict[str, str]
+    bare: bool = False
 
 
 class Answer(NamedTuple):
@@ -57,9 +58,9 @@ class Answer(NamedTuple):
 
 
 class _Refused(Exception):
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, *, bare: bool = False) -> None:
         super().__init__()
-        self.answer = answer
+        self.answer, self.bare = answer, bare
 
 
 class Server:
@@ -114,7 +115,7 @@ class Server:
                 request = await _request(connection, reader)
         except _Refused as refused:
             async with asyncio.timeout(REST_S):
-                await self._send(connection, writer, refused.answer)
+                await self._send(connection, writer, refused.answer, bare=refused.bare)
                 await _read_rest(reader, writer)
             return
         finally:
@@ -132,14 +133,19 @@ class Server:
             full = Answer(503, b"too many requests at once\n")
             answer = full if is_full else await self._answer(request)
             async with asyncio.timeout(READ_S):
-                await self._send(connection, writer, answer)
+                await self._send(connection, writer, answer, bare=request.bare)
                 writer.close()
                 await writer.wait_closed()
         finally:
             self._answering[kept] -= 1
 
     async def _send(
-        self, connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer
+        self,
+        connection: h11.Connection,
+        writer: asyncio.StreamWriter,
+        answer: Answer,
+        *,
+        bare: bool,
     ) -> None:
         headers = [
             ("content-type", answer.kind),
@@ -148,7 +154,8 @@ class Server:
             *self._headers,
         ]
         response = h11.Response(status_code=answer.status, headers=headers)
-        for event in (response, h11.Data(data=answer.body), h11.EndOfMessage()):
+        data = h11.Data(data=b"" if bare else answer.body)
+        for event in (response, data, h11.EndOfMessage()):
             writer.write(connection.send(event) or b"")
         await writer.drain()
 
@@ -163,7 +170,8 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
                 continue
         except h11.RemoteProtocolError as exc:
             status = 431 if exc.error_status_hint == 431 else 400
-            raise _Refused(Answer(status, b"this is no HTTP request\n")) from None
+            answer = Answer(status, b"this is no HTTP request\n")
+            raise _Refused(answer, bare=_is_bare(request)) from None
         match event:
             case h11.Request():
                 request = event
@@ -171,7 +179,7 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
             case h11.Data():
                 nbytes += len(event.data)
                 if nbytes > BODY_MAX_BYTES:
-                    raise _Refused(Answer(413, b"too long\n"))
+                    raise _Refused(Answer(413, b"too long\n"), bare=_is_bare(request))
             case h11.EndOfMessage() if request is not None:
                 return _parsed(request)
             case _:
@@ -187,7 +195,11 @@ def _check_method(request: h11.Request) -> None:
 def _parsed(request: h11.Request) -> HttpRequest:
     path, _, query = request.target.decode("ascii", "replace").partition("?")
     headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in request.headers}
-    return HttpRequest(path, query, headers)
+    return HttpRequest(path, query, headers, _is_bare(request))
+
+
+def _is_bare(request: h11.Request | None) -> bool:
+    return request is not None and request.method == b"HEAD"
 
 
 async def _read_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

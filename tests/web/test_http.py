@@ -142,6 +142,25 @@ async def test_a_client_that_leaves_is_no_error(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (get("/"), b"content-length: 5"),
+        (get("/", "Content-Length: 100000\r\n") + bytes(100000), b"413"),
+        (get("/", "Transfer-Encoding: chunked\r\n") + b"rubbish\r\n", b"400"),
+    ],
+    ids=["short", "long", "garbage"],
+)
+async def test_head_has_the_headers_of_an_answer_alone(
+    sent: bytes, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(say_hello) as port:
+        head, end, body = (await asked(port, sent.replace(b"GET", b"HEAD"))).partition(b"\r\n\r\n")
+    assert said in head
+    assert (end, body) == (b"\r\n\r\n", b"")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
     ("sent", "status"),
     [
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n" + bytes(99999), 405),
