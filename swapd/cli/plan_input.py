@@ -17,7 +17,7 @@ from swapd.shared import config
 from swapd.shared.protocol import Status
 from swapd.shared.text import meant
 from swapd.shared.units import measured_loads, size
-from swapd_client.errors import NotRunning, Timeout
+from swapd_client.errors import NotRunning, SwapdError
 
 T = TypeVar("T", int, float)
 
@@ -48,7 +48,7 @@ def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> Status |
     except NotRunning as exc:
         if needed:
             raise PlanError(f"{exc}; or give files, folders, or NAME=SIZE") from exc
-    except Timeout as exc:
+    except SwapdError as exc:
         if needed:
             raise
         say_error(f"{exc}. Planned without it")

@@ -9,7 +9,10 @@ import pytest
 from rich.console import Console
 
 from swapd.cli.components import forecast_page as page
+from swapd.cli.plan_input import status_of
+from swapd.shared import protocol
 from swapd.shared.protocol import Forecast, InTheWay, Victim
+from swapd_client import VersionMismatch
 from tests import fakecuda
 from tests.plan.test_sizes import layers, save
 from tests.processes import output_of
@@ -143,6 +146,19 @@ def test_the_memory_of_a_daemon_is_not_taken_for_that_of_another_device(daemon: 
         report = json.loads(output_of(program, env={**fake.environment(), **endpoint}))
     assert report["memory"]["total"] == 512 * MIB
     assert report["serve"].startswith("swapd serve --device cuda:0 ")
+
+
+def test_a_plan_that_needs_no_daemon_is_made_beside_one_of_another_version(
+    daemon: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWAPD_ENDPOINT", str(daemon.folder))
+    monkeypatch.setattr(protocol, "VERSION", protocol.OLDEST - 1)
+    assert status_of(None, 60.0, needed=False) is None
+    said = capsys.readouterr().err
+    assert "swapd upgrade" in said
+    assert "Planned without it" in said
+    with pytest.raises(VersionMismatch):
+        status_of(None, 60.0, needed=True)
 
 
 def test_a_daemon_with_nothing_in_it_says_so(daemon: Running) -> None:
