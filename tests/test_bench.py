@@ -133,6 +133,16 @@ def test_bench_prints_every_figure_with_both_sides(printed: Any) -> None:
     assert printed["machine"]["conditions"].keys() == raw.keys()
 
 
+def test_a_long_path_of_temporary_files_does_not_matter(tmp_path: Path) -> None:
+    (folder := tmp_path / ("x" * 100)).mkdir()
+    program = "from swapd.bench import hit\nif __name__ == '__main__': print(hit.measure(blocks=1))"
+    (script := tmp_path / "script.py").write_text(program)
+    run = [sys.executable, str(script)]
+    environment = {**os.environ, "TMPDIR": str(folder)}  # noqa: TID251
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("Hit("), done.stderr
+
+
 @pytest.mark.slow
 def test_what_bench_counts_is_within_its_bounds(printed: Any) -> None:
     assert printed["bytes_back"] == 0

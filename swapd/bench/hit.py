@@ -9,8 +9,8 @@ this process and a ROUTER under zmq.asyncio and uvloop in another.
 """
 
 import multiprocessing
+import os
 import statistics
-import tempfile
 import time
 from multiprocessing.connection import Connection
 
@@ -38,11 +38,8 @@ class Hit(msgspec.Struct, frozen=True):
 
 def measure(device: str = "host", blocks: int = BLOCKS) -> Hit:
     hits, bare = [], []
-    with (
-        tempfile.TemporaryDirectory(prefix="swapd-") as folder,
-        spawn.daemon(device=device, budget="64MiB") as daemon,
-    ):
-        echo = _Echo(f"ipc://{folder}/echo")
+    with spawn.daemon(device=device, budget="64MiB") as daemon:
+        echo = _Echo(f"ipc://@swapd-bench-{os.getpid()}")  # no file, whose path may be too long
         try:
             with swapd_client.connect(daemon.folder, label="bench") as client:
                 client.register(NAME, {"weights": bytearray(1 << 20)})
@@ -70,6 +67,7 @@ class _Echo:
         self._pipe, theirs = spawned.Pipe()
         self._process = spawned.Process(target=_echo_main, args=(theirs, endpoint))
         self._process.start()
+        theirs.close()  # so that its end ends the wait
         self._pipe.recv_bytes()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
