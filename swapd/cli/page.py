@@ -156,6 +156,12 @@ def open_page(config: Config) -> Page | None:
 
     Raises: ConfigError; MissingExtra.
     """
+    found = reachable(config)
+    return found and Page(*found)
+
+
+def reachable(config: Config) -> tuple[Address, str] | None:
+    """Return the address of the page and its token; None without a page. Raises: as `open_page`."""
     if config.http is None:
         return None
     address = parse_address(config.http)
@@ -169,7 +175,7 @@ def open_page(config: Config) -> Page | None:
         for module in (name for name, extra in EXTRA_OF.items() if extra == "web"):
             if importlib.util.find_spec(module) is None:
                 raise ModuleNotFoundError(f"No module named {module!r}", name=module)
-    return Page(address, token)
+    return address, token
 
 
 def parse_address(text: str) -> Address:

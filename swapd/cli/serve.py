@@ -20,10 +20,10 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_
 import typer
 
 from swapd import __version__
-from swapd.cli.page import Page, open_page
+from swapd.cli.page import Page, open_page, reachable
 from swapd.daemon import host_copy_orders
 from swapd.daemon.daemon import Daemon
-from swapd.device import open_device
+from swapd.device import number_of, open_device
 from swapd.shared import runtime_dir, system
 from swapd.shared.config import Config, gpus_here, load, shown, usual_device
 from swapd.shared.extras import needed
@@ -89,7 +89,7 @@ def serve(
         bool, typer.Option("--verbose", "-v", help="Say what happens on stderr")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Only read the settings, and serve nothing")
+        bool, typer.Option("--check", help="Only check the settings, and serve nothing")
     ] = False,
     **flags: Any,
 ) -> None:
@@ -113,6 +113,8 @@ def serve(
     if check:
         with needed("swapd serve"):
             import uvloop  # noqa: F401
+        number_of(settings.device, settings.budget, settings.chunk_bytes, settings.bandwidth)
+        reachable(settings)
         typer.echo(f"swapd {__version__} would serve {settings.device}, {size(settings.budget)}")
     else:
         run(settings, read, sys.orig_argv)

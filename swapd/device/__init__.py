@@ -1,8 +1,16 @@
 """The devices: GPU memory, or host memory in its place. `open_device` chooses the backend."""
 
-from swapd.device.base import Device, DeviceError, DeviceLost, MemoryUse, NotAllBack, ProcessUse
+from swapd.device.base import (
+    Device,
+    DeviceError,
+    DeviceLost,
+    MemoryUse,
+    NotAllBack,
+    ProcessUse,
+    chunks_in,
+)
 from swapd.device.host import HostDevice
-from swapd.shared.config import DEVICE_NAME
+from swapd.shared.config import HOST_CHUNK, gpu_number
 
 __all__ = [
     "Device",
@@ -12,6 +20,7 @@ __all__ = [
     "MemoryUse",
     "NotAllBack",
     "ProcessUse",
+    "number_of",
     "open_device",
 ]
 
@@ -33,14 +42,22 @@ def open_device(
     host memory (GPUs only; None: the driver's limit). `in_part`: a GPU with too little free memory
     for the budget has `missing` chunks. Raises: DeviceError.
     """
-    if name == "host":
+    number = number_of(name, budget, chunk, bandwidth)
+    if number is None:
         return HostDevice(budget, chunk, bandwidth)
-    index = DEVICE_NAME.fullmatch(name)
-    if index is None:
-        raise DeviceError(f"there is no device {name!r}; use --device host, cuda or cuda:0")
-    if bandwidth is not None:
-        raise DeviceError("--bandwidth slows the host device down; leave it out on a GPU")
     # imported here: a daemon on the host device does not need it
     from swapd.device.cuda import CudaDevice
 
-    return CudaDevice(int(index[1] or 0), budget, chunk, pin_limit, in_part=in_part)
+    return CudaDevice(number, budget, chunk, pin_limit, in_part=in_part)
+
+
+def number_of(name: str, budget: int, chunk: int, bandwidth: float | None) -> int | None:
+    """Return the number of the GPU that these settings are for; None: the host. Raises: DeviceError
+    if they open no device on any machine."""
+    number = gpu_number(name)
+    if number is None and name != "host":
+        raise DeviceError(f"there is no device {name!r}; use --device host, cuda or cuda:0")
+    if number is not None and bandwidth is not None:
+        raise DeviceError("--bandwidth slows the host device down; leave it out on a GPU")
+    chunks_in(budget, chunk, HOST_CHUNK)
+    return number

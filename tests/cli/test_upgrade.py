@@ -90,10 +90,17 @@ def test_what_would_not_serve_is_refused_before_anything_ends(
     daemon: Running, settings: Path
 ) -> None:
     client = daemon.client("worker", thinker=4)
-    settings.write_text('device = "host"\nbudget = "lots"\n')
-    said = swapd("upgrade", "-e", daemon.folder, status=1).stderr
-    assert "is not upgraded, and goes on" in said
-    assert "'lots'" in said
+    for line, why in (
+        ('budget = "lots"', "'lots'"),
+        ('budget = "1MiB"', "is less than one chunk of 2 MiB"),
+        ('chunk = "3MiB"', "use a multiple of 2 MiB"),
+        ('device = "cuda:x"', "there is no device 'cuda:x'"),
+        ('http = "0.0.0.0:9470"', "so a token is needed"),
+    ):
+        settings.write_text(line)
+        said = swapd("upgrade", "-e", daemon.folder, status=1).stderr
+        assert "is not upgraded, and goes on" in said
+        assert why in said
     assert client.session.error is None
     client.acquire("thinker").release()
 
