@@ -81,7 +81,8 @@ def started(command: Sequence[str], errors: IO[bytes], **options: Any) -> "subpr
         raise
     errors.seek(max(began, errors.seek(0, os.SEEK_END) - _SAID_BYTES))
     words = errors.read().decode(errors="replace").strip()
-    raise SpawnError(words or "swapd serve ended at once")
+    lines = (line.removeprefix("swapd: ") for line in words.splitlines())  # a command says it, too
+    raise SpawnError("\n".join(lines) or "swapd serve ended at once")
 
 
 def stop(process: "subprocess.Popen[Any]") -> None:

@@ -166,6 +166,7 @@ def test_a_command_that_is_not_there_is_one_clear_line(home: Path, tmp_path: Pat
 def test_a_daemon_that_cannot_start_says_why_and_nothing_is_run(tmp_path: Path) -> None:
     done = swapd("run", "--budget", "1TiB", "--", "touch", tmp_path / "ran", status=1)
     assert "1 TiB" in done.stderr
+    assert "swapd: swapd: " not in done.stderr
     assert not (tmp_path / "ran").exists()
 
 
