@@ -6,8 +6,13 @@ from itertools import combinations
 
 import pytest
 
-from swapd.replay import optimum
+from swapd.core import events
+from swapd.log.records import Start
+from swapd.replay import RecordedWork, ReplayTally, fewest_of, optimum
 from swapd.replay.optimum import Fewest, Names, fewest
+from swapd.replay.work import WorkStep
+from swapd.shared import protocol
+from tests.replayed import LRU
 
 
 class Case:
@@ -66,6 +71,21 @@ def test_a_component_takes_whole_chunks_and_costs_its_bytes() -> None:
     uses = [Names("a"), Names("b")] * 3
     assert fewest(uses, {"a": 5, "b": 4}, 3, 4) == Fewest(9, True)
     assert fewest(uses, {"a": 5, "b": 5}, 3, 4) == Fewest(30, True)
+
+
+def test_twins_are_loaded_once_for_all() -> None:
+    """A load of a component whose twin is in copies nothing."""
+    asked = [
+        protocol.Register(1, "a", 8, content="x"),
+        protocol.Register(2, "b", 8, content="x"),
+        protocol.Register(3, "c", 8, content="y"),
+    ]
+    steps = [WorkStep(events.SessionRequest(0.0, 1, one), (), 0.0) for one in asked]
+    tally = ReplayTally(uses=[Names("a"), Names("b")] * 3)
+    work = RecordedWork(Start("0", "host", 1, 8, LRU), steps, tally, None)
+    assert fewest_of(work, tally, 1) == Fewest(8, False)
+    tally = ReplayTally(uses=[Names("a"), Names("c")] * 3)
+    assert fewest_of(work, tally, 1).nbytes == 48
 
 
 def test_many_components_of_one_size_have_an_exact_answer_at_once() -> None:

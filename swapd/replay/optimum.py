@@ -31,20 +31,41 @@ def fewest_of(work: RecordedWork, outcome: ReplayTally, chunks: int) -> Fewest:
     """Return the fewest bytes for the uses in this outcome.
 
     It is a bound if the work has more than components with one registration each: workspaces,
-    scratch, new weights.
+    scratch, new weights, twins, of which one load serves all.
     """
-    sizes: dict[str, int] = {}
-    plain = True
-    for step in work.steps:
-        match step.event:
-            case SessionRequest(request=protocol.Register(name=name, nbytes=nbytes) as asked):
-                plain &= name not in sizes and not asked.scratch
-                sizes[name] = 0 if asked.scratch else min(nbytes, sizes.get(name, nbytes))
-            case SessionRequest(request=protocol.Update() | protocol.AcquireWorkspace()):
-                plain = False
-    known = frozenset(sizes)
-    found = fewest([names & known for names in outcome.uses], sizes, chunks, work.start.chunk_bytes)
+    asked = [one.event.request for one in work.steps if isinstance(one.event, SessionRequest)]
+    registered = [one for one in asked if isinstance(one, protocol.Register)]
+    twins = _twins(registered)
+    sizes = _sizes(registered, twins)
+    plain = len(registered) == len(sizes) and not any(map(_changes_sizes, asked))
+    uses = [Names(twins[name] for name in names if name in twins) for names in outcome.uses]
+    found = fewest(uses, sizes, chunks, work.start.chunk_bytes)
     return found._replace(exact=found.exact and plain)
+
+
+def _changes_sizes(asked: protocol.AnyOrder) -> bool:
+    is_scratch = isinstance(asked, protocol.Register) and bool(asked.scratch)
+    return is_scratch or isinstance(asked, protocol.Update | protocol.AcquireWorkspace)
+
+
+def _sizes(registered: Sequence[protocol.Register], twins: Mapping[str, str]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for one in registered:
+        name, nbytes = twins[one.name], 0 if one.scratch else one.nbytes
+        sizes[name] = min(nbytes, sizes.get(name, nbytes))
+    return sizes
+
+
+def _twins(registered: Sequence[protocol.Register]) -> dict[str, str]:
+    """Return one name for all components that had the same bytes at any time, by each name."""
+    first: dict[tuple[str, str], str] = {}
+    of = {one.name: one.name for one in registered}
+    for one in registered:
+        if one.content:
+            twin, own = of[first.setdefault((one.content, one.layout), one.name)], of[one.name]
+            if twin != own:
+                of = {name: twin if it == own else it for name, it in of.items()}
+    return of
 
 
 def fewest(
