@@ -8,6 +8,8 @@ from swapd import __version__
 from swapd.shared.config import DISABLE_VARIABLE
 from swapd.shared.extras import extra_of
 
+INTERRUPTED = 130
+
 HELP = """\
 usage: swapd [--version] [--help] COMMAND ...
 
@@ -24,6 +26,8 @@ def main() -> None:
         from swapd.cli.app import app_for
 
         app = app_for(sys.argv[1:])
+    except KeyboardInterrupt:  # imports take most of a second on a busy machine
+        sys.exit(INTERRUPTED)
     except ModuleNotFoundError as exc:
         if extra_of(exc) != "daemon":
             raise

@@ -24,6 +24,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from swapd.cli import INTERRUPTED
 from swapd.shared.errors import UserError
 from swapd.shared.text import plain, plain_json, plain_lines
 from swapd.spawn import SpawnError
@@ -34,8 +35,6 @@ Json = Annotated[bool, typer.Option("--json", help="JSON for scripts")]
 _WIDE = 200
 
 _NO_TEXT = re.compile("[\ud800-\udfff]")
-
-INTERRUPTED = 130
 
 T = TypeVar("T")
 

@@ -1,8 +1,11 @@
 """`--help` describes a command completely, in 80 columns."""
 
+from typing import NoReturn
+
 import pytest
 from typer.testing import CliRunner
 
+from swapd.cli import app, main
 from swapd.cli.app import COMMANDS, app_of, command_of
 from swapd.daemon.daemon import RELOADED
 
@@ -26,6 +29,18 @@ def test_a_command_says_what_each_option_is_for(command: str) -> None:
     shown = help_of(command)
     assert shown.startswith(f"Usage: swapd {command} ")
     assert (command_of(command).__doc__ or "").split("\n")[0] in shown
+
+
+def test_ctrl_c_while_a_command_is_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(words: list[str]) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "app_for", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
 
 
 def test_serve_says_which_settings_a_reload_changes() -> None:
