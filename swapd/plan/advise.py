@@ -49,14 +49,6 @@ def lru_bytes(sizes: Sequence[int], room: int, copied: Sequence[int] | None = No
     return moved // _COUNTED
 
 
-def wait_s(transfer_s: float, share: float, compute_s: float) -> float:
-    """Return the wait of one pass for a streamed component, of which `share` is kept.
-
-    Copies overlap the computing of a pass, except that of the first block, which is neglected.
-    """
-    return max(0.0, (1.0 - share) * transfer_s - compute_s)
-
-
 How = Literal["keep", "alternate", "stream"]
 _WAYS: tuple[How, ...] = ("keep", "alternate", "stream")
 
@@ -273,7 +265,8 @@ def _placement(c: ModelComponent, how: How, share: int, bytes_per_s: float) -> T
     absent_s = (c.nbytes - kept) / bytes_per_s
     request_s, moved = absent_s, c.nbytes - kept
     if how == "stream":
-        step_s = wait_s(c.nbytes / bytes_per_s, kept / c.nbytes, c.compute_s or 0.0)
+        # copies overlap computing, but for that of the first block, which is neglected
+        step_s = max(0.0, absent_s - (c.compute_s or 0.0))
         request_s, moved = c.passes * step_s, c.passes * moved
     return Treatment(
         name=c.name,

@@ -12,8 +12,8 @@ from swapd.plan.advise import (
     ModelComponent,
     Treatment,
     advise,
+    lru_bytes,
 )
-from tests.plan.test_stall import simulated
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -181,6 +181,21 @@ def test_a_request_waits_as_long_as_was_said(components: list[ModelComponent], g
     assert waited == pytest.approx(3 * advice.request_s, rel=1e-6, abs=slack + 1e-6)
 
 
+def simulated(blocks: int, every: int, copy_s: float, compute_s: float, passes: int) -> float:
+    """Seconds waited in `passes` over `blocks`, of which one in `every` is streamed."""
+    copied_at = computed_at = 0.0
+    left_at: list[float] = []  # when each slot's block had been used, in order
+    for number in range(blocks * passes):
+        ready_at = 0.0
+        if number % every == 0:
+            free_at = left_at[-SLOTS] if len(left_at) >= SLOTS else 0.0
+            copied_at = ready_at = max(copied_at, free_at) + copy_s
+        computed_at = max(computed_at, ready_at) + compute_s
+        if number % every == 0:
+            left_at.append(computed_at)
+    return computed_at - blocks * passes * compute_s
+
+
 def streamed(c: ModelComponent, p: Treatment) -> tuple[float, float]:
     """The seconds that a streamed component waits, and the largest error of the formula."""
     copy_s, compute_s = c.block_bytes / 25e9, (c.compute_s or 0.0) / c.blocks
@@ -190,6 +205,16 @@ def streamed(c: ModelComponent, p: Treatment) -> tuple[float, float]:
         return p.request_s, 0.0
     waited = simulated(c.blocks, every, copy_s, compute_s, c.passes)
     return waited, SLOTS * copy_s + every * compute_s
+
+
+@given(st.integers(2, 8), st.integers(1, 8))
+def test_lru_misses_all_of_a_cycle_that_does_not_fit(n: int, room: int) -> None:
+    assert lru_bytes([1] * n, room) == (0 if n <= room else n)
+
+
+def test_lru_spares_what_need_not_go() -> None:
+    assert lru_bytes([60, 8, 2], 66) == 68  # the small component fits beside either
+    assert lru_bytes([3, 9], 8) is None
 
 
 def test_what_leaves_no_room_at_all_is_said() -> None:
