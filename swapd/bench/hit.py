@@ -8,10 +8,13 @@ The bare side is ZeroMQ alone, with the same messages, encoded and decoded by ms
 this process and a ROUTER under zmq.asyncio and uvloop in another.
 """
 
-import multiprocessing
+import asyncio
 import os
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -19,6 +22,7 @@ import zmq
 
 import swapd_client
 from swapd import spawn
+from swapd.bench.swap_in import peer
 from swapd.shared import protocol
 
 BLOCKS = 40
@@ -38,17 +42,16 @@ class Hit(msgspec.Struct, frozen=True):
 
 def measure(device: str = "host", blocks: int = BLOCKS) -> Hit:
     hits, bare = [], []
-    with spawn.daemon(device=device, budget="64MiB") as daemon:
-        echo = _Echo(f"ipc://@swapd-bench-{os.getpid()}")  # no file, whose path may be too long
-        try:
-            with swapd_client.connect(daemon.folder, label="bench") as client:
-                client.register(NAME, {"weights": bytearray(1 << 20)})
-                with client.acquire(NAME):
-                    for _ in range(blocks + WARM_UP):
-                        bare.append(echo.two_round_trips())
-                        hits.append(_hit(client))
-        finally:
-            echo.close()
+    with (
+        spawn.daemon(device=device, budget="64MiB") as daemon,
+        swapd_client.connect(daemon.folder, label="bench") as client,
+        _bare() as two_round_trips,
+    ):
+        client.register(NAME, {"weights": bytearray(1 << 20)})
+        with client.acquire(NAME):
+            for _ in range(blocks + WARM_UP):
+                bare.append(two_round_trips())
+                hits.append(_hit(client))
     hit_s = statistics.median(hits[WARM_UP:])
     bare_s = statistics.median(bare[WARM_UP:])
     return Hit(hit_s / bare_s, hit_s, bare_s, blocks)
@@ -61,35 +64,27 @@ def _hit(client: swapd_client.Client) -> float:
     return (time.perf_counter() - started) / CALLS
 
 
-class _Echo:
-    def __init__(self, endpoint: str) -> None:
-        spawned = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawned.Pipe()
-        self._process = spawned.Process(target=_echo_main, args=(theirs, endpoint))
-        self._process.start()
-        theirs.close()  # so that its end ends the wait
-        self._pipe.recv_bytes()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.connect(endpoint)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+@contextmanager
+def _bare() -> Iterator[Callable[[], float]]:
+    endpoint = f"ipc://@swapd-bench-{os.getpid()}"  # no file, whose path may be too long
+    with peer(_echo_main, endpoint) as pipe, zmq.Context() as context:
+        pipe.recv_bytes()
+        with context.socket(zmq.DEALER) as socket:
+            socket.connect(endpoint)
+            poller = zmq.Poller()
+            poller.register(socket, zmq.POLLIN)
+            yield partial(_two_round_trips, socket, poller)
 
-    def two_round_trips(self) -> float:
-        requests = protocol.Acquire(1, (NAME,)), protocol.Release(2, 1)
-        started = time.perf_counter()
-        for _ in range(CALLS):
-            for request in requests:
-                self._socket.send(protocol.encode(request))
-                self._poller.poll()
-                protocol.decode_reply(self._socket.recv())
-        return (time.perf_counter() - started) / CALLS
 
-    def close(self) -> None:
-        self._socket.close(linger=0)
-        self._context.term()
-        self._process.terminate()
-        self._process.join()
+def _two_round_trips(socket: "zmq.Socket[bytes]", poller: zmq.Poller) -> float:
+    requests = protocol.Acquire(1, (NAME,)), protocol.Release(2, 1)
+    started = time.perf_counter()
+    for _ in range(CALLS):
+        for request in requests:
+            socket.send(protocol.encode(request))
+            poller.poll()
+            protocol.decode_reply(socket.recv())
+    return (time.perf_counter() - started) / CALLS
 
 
 def _echo_main(pipe: Connection, endpoint: str) -> None:
@@ -104,6 +99,7 @@ async def _echo(pipe: Connection, endpoint: str) -> None:
     socket = zmq.asyncio.Context().socket(zmq.ROUTER)
     socket.bind(endpoint)
     pipe.send_bytes(b"ready")
+    asyncio.get_running_loop().add_reader(pipe.fileno(), os._exit, 0)
     placements = (protocol.Placement(NAME, 1, ((0, 1),)),)
     while True:
         peer, payload = await socket.recv_multipart()

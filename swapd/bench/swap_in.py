@@ -9,7 +9,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -54,21 +54,25 @@ def measure(
     with (
         copier(device, nbytes) as plain,
         spawn.daemon(program, device=device, budget=nbytes + nbytes // 8, **settings) as daemon,
-        _Rival(str(daemon.folder), nbytes) as rival,
+        peer(_rival, str(daemon.folder), nbytes) as rival,
         swapd_client.connect(daemon.folder, label="bench") as client,
     ):
         weights, read = _weights(device, nbytes)
         client.register("mine", {"weights": weights})
 
+        def theirs() -> None:
+            rival.send_bytes(b"go")
+            rival.recv_bytes()
+
         def turn() -> None:
-            rival.take_turn()
+            theirs()
             client.acquire("mine").release()
 
         until_pinned(client, 2 * nbytes, turn)
         for _ in range(WARM_UP):
             turn()
         for _ in range(rounds):
-            rival.take_turn()
+            theirs()
             started = time.perf_counter()
             with client.acquire("mine") as lease:
                 swaps.append(time.perf_counter() - started)
@@ -111,36 +115,29 @@ def until_pinned(client: swapd_client.Client, nbytes: int, turn: Callable[[], ob
         turn()
 
 
-class _Rival:
-    def __init__(self, endpoint: str, nbytes: int) -> None:
-        spawned = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawned.Pipe()
-        self._process = spawned.Process(target=_rival_main, args=(theirs, endpoint, nbytes))
-
-    def __enter__(self) -> "_Rival":
-        self._process.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pipe.close()
-        self._process.join()
-
-    def take_turn(self) -> None:
-        self._pipe.send_bytes(b"go")
-        self._pipe.recv_bytes()
+@contextmanager
+def peer(program: Callable[..., None], *about: object) -> Iterator[Connection]:
+    """Run `program(pipe, *about)` in a process of its own, which ends once its pipe has; yield the
+    other end."""
+    spawned = multiprocessing.get_context("spawn")
+    ours, theirs = spawned.Pipe()
+    process = spawned.Process(target=program, args=(theirs, *about))
+    process.start()
+    theirs.close()  # so that its end ends a wait for it
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.join()
 
 
-def _rival_main(pipe: Connection, endpoint: str, nbytes: int) -> None:
+def _rival(pipe: Connection, endpoint: str, nbytes: int) -> None:
     with swapd_client.connect(endpoint, label="rival") as client:
         client.register("theirs", {"weights": bytearray(nbytes)})
-        while True:
-            try:
-                pipe.recv_bytes()
-            except EOFError:
-                return
-            with client.acquire("theirs"):
-                pass
-            pipe.send_bytes(b"done")
+        with suppress(EOFError):
+            while pipe.recv_bytes():
+                client.acquire("theirs").release()
+                pipe.send_bytes(b"done")
 
 
 def seconds_of(what: Callable[[], object]) -> float:
