@@ -220,7 +220,7 @@ def _report(
         chunk_bytes=chunk.nbytes,
         chunk_from=chunk.why,
         settings=_settings(plans),
-        overlay=paste.overlay(found, _changes(found, plans), found.async_chunk),
+        overlay=paste.overlay(found, _changes(found, plans)),
         serve=tuple(
             paste.serve(f"cuda:{p.gpu}", p.budget_bytes, chunk.nbytes, isolation) for p in ours
         ),

@@ -24,6 +24,7 @@ from swapd.device.context import checked, device_names, load, uuid_of
 from swapd.device.host import Group
 from swapd.device.nvml import Nvml
 from swapd.shared import runtime_dir, vm
+from swapd.shared.config import GPU_CHUNK
 from swapd.shared.fds import OwnedFd, peer_of
 from swapd.shared.runtime_dir import Folder
 from swapd.shared.units import size
@@ -176,10 +177,8 @@ def memory(available: int, group: Group | None) -> Check:
 
 
 def open_files(limit: int) -> Check:
-    unlimited = limit == resource.RLIM_INFINITY
-    found, enough = "no limit" if unlimited else f"up to {limit}", limit >= FILES_WANTED
     advice = "each component takes one: ulimit -n 65536"
-    return checked_that(unlimited or enough, "open files", found, advice)
+    return checked_that(limit >= FILES_WANTED, "open files", f"up to {limit}", advice)
 
 
 def locked_memory(limit: int) -> Check:
@@ -231,8 +230,7 @@ def _memfd() -> int:
 # --- GPUs -------------------------------------------------------------------------------
 
 
-#: The default chunk of `--device cuda:0`; and the number of the daemon's other descriptors.
-CHUNK_BYTES = 64 << 20
+#: The number of a daemon's descriptors that are no chunks.
 SPARE_FILES = 256
 
 MEASURED = "docs/costs.md has the figures of an H200: `make gpu-check` measures this one"
@@ -287,8 +285,8 @@ def _gpu(api: Any, index: int, product: str) -> list[Check]:
 
 
 def descriptors(total: int, limit: int) -> Check:
-    needed = -(-total // CHUNK_BYTES) + SPARE_FILES
-    found = f"{limit} at most; the whole GPU in chunks of {size(CHUNK_BYTES)} takes {needed}"
+    needed = -(-total // GPU_CHUNK) + SPARE_FILES
+    found = f"{limit} at most; the whole GPU in chunks of {size(GPU_CHUNK)} takes {needed}"
     advice = f"set `ulimit -n {needed}` (LimitNOFILE in a unit), or use a larger --chunk"
     return checked_that(limit >= needed, "gpu descriptors", found, advice)
 

@@ -21,7 +21,7 @@ def worker(kind: Kind) -> dict[str, Any]:
     return {"worker_cls": WORKERS[kind]}
 
 
-def overlay(deploy: Deploy, changes: Mapping[int, Mapping[str, Any]], async_chunk: bool) -> str:
+def overlay(deploy: Deploy, changes: Mapping[int, Mapping[str, Any]]) -> str:
     """Return the text of the file with `changes` to its stages, and its base file by full path.
 
     A change is repeated in a stage's own dictionaries and for CUDA if these set the key, as they
@@ -29,7 +29,7 @@ def overlay(deploy: Deploy, changes: Mapping[int, Mapping[str, Any]], async_chun
     """
     import yaml
 
-    whole, own = deploy.whole, {**deploy.own, "async_chunk": async_chunk}
+    whole, own = deploy.whole, {**deploy.own, "async_chunk": deploy.async_chunk}
     own["stages"] = _changed(own.get("stages"), whole.get("stages"), changes, everywhere=True)
     cuda = cuda_stages(whole)
     if changed := _changed(cuda_stages(own), cuda, changes, everywhere=False):

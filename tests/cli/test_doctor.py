@@ -35,7 +35,6 @@ GIB = 1 << 30
         (doctor.memory(GIB, None), "warn", "arena and host copies live there"),
         (doctor.open_files(256), "warn", "ulimit -n"),
         (doctor.open_files(65536), "ok", "up to 65536"),
-        (doctor.open_files(resource.RLIM_INFINITY), "ok", "no limit"),
         (doctor.locked_memory(8 << 20), "ok", "up to 8 MiB"),
         (doctor.locked_memory(resource.RLIM_INFINITY), "ok", "no limit"),
         (doctor.huge_pages(Path("/nowhere")), "warn", "no /nowhere"),

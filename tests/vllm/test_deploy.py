@@ -39,7 +39,7 @@ def resolved(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> dict
     files = []
     for pipeline, name in OVERLAYS.items():
         found = deploy.read(ROOT / "deploy" / "vllm-omni" / name)
-        (folder / name).write_text(paste.overlay(found, {}, found.async_chunk))
+        (folder / name).write_text(paste.overlay(found, {}))
         files.append((pipeline, str(folder / name)))
     base = yaml.safe_load((folder / "swapd_qwen2_5_omni.yaml").read_text())["base_config"]
     for number, mistake in enumerate(MISTAKES):
