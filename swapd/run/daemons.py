@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import swapd_client
 from swapd.run import gpus
@@ -18,7 +18,7 @@ from swapd.shared import config, daemons
 from swapd.shared.daemons import RunningDaemon
 from swapd.shared.protocol import Status
 from swapd.shared.units import size
-from swapd.spawn import started, stop
+from swapd.spawn import SpawnError, started, stop
 from swapd_client.errors import SwapdError
 
 ASKED_S = 10.0
@@ -128,8 +128,7 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
             if (folder := joinable(one)) is not None:
                 found.append(ServingDaemon(one, folder, None))
                 continue
-            logs.mkdir(parents=True, exist_ok=True)
-            with (logs / f"{one.device.replace(':', '')}.log").open("a+b") as said:
+            with _log(logs / f"{one.device.replace(':', '')}.log") as said:
                 process = started(
                     [*one.command, "--verbose"],
                     said,
@@ -140,6 +139,15 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
             open_now.callback(stop, process)
             found.append(ServingDaemon(one, one.folder, process))
         yield found
+
+
+def _log(path: Path) -> BinaryIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a+b")
+    except OSError as exc:
+        why = f"{path} is not written: {exc.strerror}; $XDG_STATE_HOME names another place"
+        raise SpawnError(why) from exc
 
 
 def endpoint_of(found: Sequence[ServingDaemon]) -> str:

@@ -171,6 +171,16 @@ def test_a_load_that_fails_fails_its_side_and_a_server_that_ends_early_does(
     assert "it ended by itself, before it was told to" in done.stderr
 
 
+def test_where_no_log_can_be_written_the_other_side_keeps_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (no_folder := tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(no_folder))
+    done = swapd("run", "--compare", "--budget", "8MiB", "--", "true", status=1)
+    assert "Not a directory; $XDG_STATE_HOME names another place" in done.stderr
+    assert cells(done.stdout)["whole time"][1:] == ["failed"]
+
+
 #: A server that SIGTERM does not end.
 DEAF = """
 import os, signal, socket, sys
