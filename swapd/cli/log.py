@@ -18,6 +18,7 @@ from swapd.cli.passes import Folding
 from swapd.cli.render import ShownLine, line
 from swapd.cli.story import show
 from swapd.cli.target import ChosenDaemon
+from swapd.core import events
 from swapd.log.history import Filter, Seen, unknown_kinds
 from swapd.log.reader import LogLine, Tail, last_run, read, read_runs
 from swapd.log.records import KINDS
@@ -27,7 +28,7 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.system import open_pidfd
 from swapd.shared.text import counted
 from swapd.shared.units import parse_span
-from swapd_client import Client, NotRunning, Timeout
+from swapd_client import NotRunning, Timeout
 from swapd_client.session.endpoint import find
 
 
@@ -93,8 +94,6 @@ class JsonView(LogView):
 #: Seconds between two looks at the file; looks without a record until held-back lines are shown.
 LOOK_S = 0.1
 QUIET_LOOKS = 5
-#: Longest wait for the last records of a daemon that ends.
-LAST_S = 5.0
 
 
 def follow_log(daemon: ChosenDaemon, view: LogView, lines: int | None) -> None:
@@ -110,16 +109,17 @@ def follow_log(daemon: ChosenDaemon, view: LogView, lines: int | None) -> None:
         path = Path(client.status(timeout=daemon.timeout).swap_log)
         tail = opened.enter_context(closing(Tail(path)))
         view.show(last_run(tail.read()), lines, more=True)
-        quiet = 0
-        while not client.session.life.ended.await_readable(LOOK_S):
+        quiet, stops = 0, False
+        life = client.session.life.ended
+        while not (process or life).await_readable(LOOK_S):  # an upgrade ends the session alone
             fresh = tail.read()
+            stops = _stops(fresh, stops)
             quiet = 0 if fresh else quiet + 1
             if fresh or (view.keeps_back and quiet == QUIET_LOOKS):
                 view.show(fresh, more=bool(fresh))
-        if process is not None:
-            process.await_readable(LAST_S)
-        view.show(tail.read())
-        _say_how_it_ended(client)
+        fresh = tail.read()
+        view.show(fresh)
+        _say_how_it_ended(stops=_stops(fresh, stops))
 
 
 def _process(pid: int | None) -> OwnedFd | None:
@@ -128,11 +128,17 @@ def _process(pid: int | None) -> OwnedFd | None:
     return None
 
 
-def _say_how_it_ended(client: Client) -> None:
-    error = client.session.error
-    if error is not None and error.code == "stopping":
+def _stops(lines: Iterable[LogLine], before: bool) -> bool:
+    """Tell whether a daemon was told to stop by these records, or those before them."""
+    for _, record in lines:
+        before = record.start is None and (before or isinstance(record.event, events.Stopping))
+    return before
+
+
+def _say_how_it_ended(*, stops: bool) -> None:
+    if stops:
         say_error("the daemon has stopped, so its log ends here")
-    elif error is not None:
+    else:
         say_error("the daemon is gone without a goodbye, so its log ends here")
         sys.exit(1)
 

@@ -18,7 +18,7 @@ from swapd_client import VersionMismatch
 from tests.files import file_with
 from tests.processes import line_of, tell
 
-from .conftest import MIB, Running, ended, environment, served, swapd
+from .conftest import MIB, Running, ended, environment, served, start, swapd
 
 
 def launched(folder: Path, *words: str) -> Running:
@@ -84,6 +84,24 @@ def test_a_lease_is_held_through_it_and_a_waiting_acquire_is_granted(daemon: Run
         waiting.result(60).release()
         holder.session.life.await_end()
     holder.acquire("thinker").release()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_log_that_is_followed_goes_on(daemon: Running, how: signal.Signals) -> None:
+    process = start("log", "-f", "-e", daemon.folder)
+    assert process.stdout is not None
+    with process:
+        while " start " not in line_of(process):
+            pass
+        swapd("upgrade", "-e", daemon.folder)
+        daemon.client("worker", thinker=4).close()
+        while "register " not in line_of(process):
+            pass
+        daemon.stop(how)
+        _, err = process.communicate(timeout=60)
+    stopped = how == signal.SIGTERM
+    assert ("the daemon has stopped, so its log ends here" in err) == stopped
+    assert process.returncode == (0 if stopped else 1)
 
 
 def test_what_would_not_serve_is_refused_before_anything_ends(
