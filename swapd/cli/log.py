@@ -209,10 +209,10 @@ def log(
         near = get_close_matches(strange, KINDS, n=3) or sorted(KINDS)
         raise typer.BadParameter(f"there is no kind {strange!r}; did you mean {', '.join(near)}?")
     if name is not None:
-        if any((follow, all_runs, lines is not None, only != Filter())):
+        if any((follow, all_runs, blocks, lines is not None, only != Filter())):
             raise typer.BadParameter(
-                "NAME goes with neither --follow, --all-runs, --lines nor options that select "
-                f"records: did you mean --component {name}?"
+                "NAME goes with neither --follow, --all-runs, --blocks, --lines nor options that "
+                f"select records: did you mean --component {name}?"
             )
         records = last_run(read(swap_log(daemon, file)))
         show(records, name, everything=everything, json=json)

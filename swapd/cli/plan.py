@@ -32,7 +32,7 @@ from swapd.run import servers
 from swapd.shared.config import gpu_number
 from swapd.shared.protocol import Status
 from swapd.shared.text import plain
-from swapd.shared.units import parse_rate, rate, seconds, size, typed_size
+from swapd.shared.units import Size, parse_rate, rate, seconds, size, typed_size
 
 
 class PlanReport(Advice, frozen=True, kw_only=True):
@@ -150,6 +150,7 @@ def plan(
     if from_log is not None:
         of_stages = {"--vllm": vllm, "--room": room, "--config": config, "--overlay": overlay}
         of_files = {"--device-memory": device_memory, "--overhead": overhead, "--chunk": chunk}
+        of_files["--isolation"] = None if isolation == "relaxed" else isolation
         _refuse("--from-log", {"sources": sources, **of_stages, **of_files, **of_parts})
         return plan_log(from_log, budget, bandwidth, json)
     if budget is not None:
@@ -201,7 +202,7 @@ def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
 
 
 def _refuse(beside: str, given: Mapping[str, object]) -> None:
-    if mixed := [option for option, said in given.items() if said]:
+    if mixed := [option for option, said in given.items() if said or type(said) is Size]:
         raise PlanError(f"{', '.join(mixed)} has no effect with {beside}; leave it out")
 
 

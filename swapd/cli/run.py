@@ -184,7 +184,7 @@ def _read(words: Sequence[str], given: Mapping[str, object]) -> file.RunFile:
     if len(words) > 1:
         raise ConfigError(f"{path}: no word may follow a file of stages: {shlex.join(words[1:])}")
     for option, value in given.items():
-        if value:
+        if value not in (None, []):
             raise ConfigError(f"{path}: {option} is for a single command: {_INSTEAD[option]}")
     return file.read(path)
 

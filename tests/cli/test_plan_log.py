@@ -70,8 +70,9 @@ def test_a_log_that_cannot_be_planned_from_is_named_with_what_to_do(
     log.write_bytes(b"".join(lines[:5]))
     assert "let its stages work" in refused(log)
     assert "less than one chunk" in refused(recorded, "--budget", "1", status=2)
-    assert "--device-memory, --passes has no effect with --from-log" in refused(
-        recorded, "--device-memory", "1GiB", "--passes", "a=2"
+    given = ("--device-memory", "1GiB", "--passes", "a=2", "--isolation", "strict", "--kv-cache", 0)
+    assert "--device-memory, --isolation, --kv-cache, --passes has no effect with" in refused(
+        recorded, *given
     )
     assert "--bandwidth" in refused(recorded, "--bandwidth", "fast", status=2)
     said = swapd("plan", "a=1GiB", "--budget", "1GiB", status=1).stderr

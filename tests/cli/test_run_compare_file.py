@@ -102,6 +102,7 @@ OVERLAY = stage("a", ["./vllm-omni", "serve", "m", "--deploy-config", "o.yaml"])
         (["--compare"], OURS + LOAD, "--worker-cls swapd_client.x needs swapd, so it cannot run"),
         (["--compare"], OVERLAY + LOAD, "--deploy-config o.yaml needs swapd, so it cannot run"),
         (["--compare", "--until", "true"], LOAD, "--until is for a single command: write a stage"),
+        (["--compare", "--for", "0"], LOAD, "--for is for a single command: write a stage"),
         (["--set", "chunk=4MiB"], LOAD, "--set is for a single command: write it"),
         (["--config", "x.toml"], LOAD, "--config is for a single command: write it into [daemon]"),
         (["--compare", "--set", "budget=16MiB"], LOAD, "both sides have that already"),

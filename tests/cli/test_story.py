@@ -80,6 +80,10 @@ def test_an_unknown_name_says_so_with_the_near_ones(swap_log: Path) -> None:
     assert "it has talker, thinker" in far
 
 
+def test_what_has_no_effect_on_it_is_refused() -> None:
+    assert "goes with neither --follow" in swapd("log", "talker", "--blocks", status=2).stderr
+
+
 def test_of_a_running_daemon(daemon: Running) -> None:
     daemon.client("worker", vae=2)
     assert "register vae 2 MiB, lru; by worker (session 1)" in (
