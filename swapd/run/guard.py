@@ -54,10 +54,12 @@ def _main() -> None:
     groups: dict[int, int] = {}
     for line in sys.stdin.buffer:
         start, group = map(int, line.split())
-        groups[start] = group
-    left = [group for group in groups.values() if group]
-    if _left(left, signal.SIGTERM):
-        _left(left, signal.SIGKILL)
+        if group:
+            groups[start] = group
+        else:
+            groups.pop(start, None)
+    if _left(groups.values(), signal.SIGTERM):
+        _left(groups.values(), signal.SIGKILL)
 
 
 def _left(groups: Iterable[int], number: int) -> set[int]:
