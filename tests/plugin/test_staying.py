@@ -131,6 +131,30 @@ def test_a_small_stage_that_streams_stays_where_others_have_room_beside_it(scene
     second.end()
 
 
+def test_a_small_stage_that_streams_gives_way_between_two_steps_only(scene: Scene) -> None:
+    small, first = scene.connect("code2wav", finish_within_s=0), scene.connect("thinker")
+    second = scene.connect("talker")
+    small.memory.take({"": of(2)})
+    small.turns.streaming.begin_with(dict, receives=True)
+    first.memory.take({"": of(6)})
+    second.memory.take({"": of(10)})
+    asked = wanted(small)
+    small.note(["a"], ())
+    small.begin()
+    take_step(first, "a")
+    came = scene.meanwhile(second.begin)
+    assert asked.wait(PATIENCE_S)
+    with small.turns.gate.lock:
+        small.turns.end_if_idle()  # as its own thread does
+    assert small.turns.held
+    small.end()
+    assert not small.turns.held
+    first.note((), ["a"])
+    first.rest()
+    assert came.wait(PATIENCE_S)
+    second.end()
+
+
 def test_the_plan_and_the_stages_count_alike_what_stays_and_what_takes_turns(scene: Scene) -> None:
     """Even if a stage stays, its KV cache takes turns."""
     status = scene.daemon.status()

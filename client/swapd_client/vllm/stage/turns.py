@@ -307,7 +307,7 @@ class Turns:
 
     def end_if_idle(self) -> float:
         """End the turn if nothing has used the lease for a while, else return seconds to wait."""
-        if self.keeping.whole and self.keeping.in_flight:
+        if self.gate.depth or (self.keeping.whole and self.keeping.in_flight):
             return IDLE_S
         if self._lease is not None and self.streaming.stays_beside(wanted=True):
             if self._keeps(wanted=True):
