@@ -187,6 +187,26 @@ def test_other_calls_hold_all_of_it_also_in_a_step(scene: Scene) -> None:
     await_leases(scene.daemon, {})
 
 
+def test_a_step_that_is_interrupted_before_it_begins_has_not_begun(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a program that was waiting for the next daemon."""
+    stage, _ = scene.stage("thinker")
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.turns.gate, "await_open", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stage.begin()
+    stage.end()
+    take_step(stage, "a")
+    stage.note((), ["a"])
+    stage.rest()
+    await_leases(scene.daemon, {})
+
+
 # --- encoders ----------------------------------------------------------------------------
 
 

@@ -175,9 +175,9 @@ class Stage:
     def begin(self, *, encoders: bool = False) -> None:
         """Hold the lease for a step, as `Turns.hold`. `encoders`: whether it has encoder inputs."""
         if not self._stepping:
-            self._stepping = True
             self._gate.enter()
         try:
+            self._stepping = True
             self._hold(encoders=encoders)
         except BaseException:
             self.end()
