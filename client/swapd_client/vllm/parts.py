@@ -12,6 +12,7 @@ from swapd_client.errors import InvalidArgument
 from swapd_client.offload.copies import start_of
 from swapd_client.offload.find import walk
 from swapd_client.vllm.options import Options
+from swapd_client.vllm.ranks import stage_of
 
 #: Usual names of modules that only steps with encoder inputs use.
 ENCODERS = ("visual", "audio_tower", "vision_tower")
@@ -97,7 +98,7 @@ def _policy_of_main(options: Options, name: str) -> Policy:
 
 
 def _stage_itself(named: Sequence[str], name: str) -> bool:
-    return name in named or name.partition(".")[0] in named
+    return not {name, stage_of(name)}.isdisjoint(named)
 
 
 def _taking_turns(options: Options) -> Policy:

@@ -30,6 +30,7 @@ each connected with the next, so the others notice when a rank dies.
 
 import ctypes
 import os
+import re
 import select
 import socket
 import threading
@@ -51,6 +52,7 @@ _HOLDS = b"+"
 _WAITS = b"?"
 _CANNOT = b"-"
 _LONGEST = 4096
+_RANK = re.compile(r"\.tp\d+$")
 
 
 class RanksApart(SwapdError, RuntimeError):
@@ -287,6 +289,11 @@ class Ranks:
 
 def ranks_of(parallel: Any) -> int:
     return int(parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
+
+
+def stage_of(name: str) -> str:
+    """Return the stage of a rank with this name, as in "thinker.tp1", or of one without ranks."""
+    return _RANK.sub("", name)
 
 
 def in_order(seats: Iterable[Seat], stage: str) -> list[Seat]:

@@ -20,7 +20,7 @@ from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, schedule
 from swapd_client.vllm.kept import Unfound
 from swapd_client.vllm.neighbours import neighbours_of
 from swapd_client.vllm.options import KEY, Options, options_of
-from swapd_client.vllm.ranks import ranks_of
+from swapd_client.vllm.ranks import ranks_of, stage_of
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.kv_cache import KvTerms
@@ -128,7 +128,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
                 f"stage, or leave out {options.streams[0]}"
             )
         gpu, share = number_of(self.device), self._share()
-        neighbours = neighbours_of(options, self.model_config, name.partition(".tp")[0])
+        neighbours = neighbours_of(options, self.model_config, stage_of(name))
         with self._starting():
             self._swapd = Stage.connect(
                 options, name, gpu=gpu, rank=self.rank, share=share, neighbours=neighbours

@@ -18,7 +18,7 @@ from swapd_client.vllm import gpus
 from swapd_client.vllm.eager import eager
 from swapd_client.vllm.neighbours import ALONE, Neighbours
 from swapd_client.vllm.options import Options
-from swapd_client.vllm.ranks import Ranks
+from swapd_client.vllm.ranks import Ranks, stage_of
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import segments
 from swapd_client.vllm.stage.components import StageComponents, sizes_of
@@ -89,7 +89,7 @@ class Stage:
         Raises: NotRunning, with the command to run; NoEndpoint, RanksApart, VersionMismatch.
         """
         folder = gpus.folder_of(options.endpoint, gpu, rank)
-        ranks = share and Ranks(rank, folder, share, stage=name.partition(".tp")[0])
+        ranks = share and Ranks(rank, folder, share, stage=stage_of(name))
         if options.faults == "explain":
             swapd_client.explain_faults()
         try:

@@ -19,6 +19,7 @@ from swapd_client.log import log
 from swapd_client.tracing import in_traces_of
 from swapd_client.vllm.neighbours import Neighbours
 from swapd_client.vllm.options import Options
+from swapd_client.vllm.ranks import stage_of
 from swapd_client.vllm.stage.components import StageComponents
 from swapd_client.vllm.stage.connection import Connection
 from swapd_client.vllm.stage.gate import CallGate
@@ -322,6 +323,5 @@ class Turns:
 
 
 def _components_of(stages: Iterable[str], mine: str) -> tuple[str, ...]:
-    _, ranked, rank = mine.partition(".tp")
-    ranks = ("", f"{ranked}{rank}") if ranked else ("",)
+    ranks = sorted({"", mine.removeprefix(stage_of(mine))})
     return tuple(f"{name}{of}{what}" for name in stages for of in ranks for what in ("", ".kv"))
