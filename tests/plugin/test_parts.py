@@ -109,7 +109,6 @@ def test_settings_divide_a_stage_into_components(
 
 
 def test_a_rank_is_named_as_its_stage_and_a_stage_without_encoders_is_one_component() -> None:
-    (rank,) = parts(name="thinker.tp1", **ON, **only("thinker"))
     (talker,) = parts(nn.Linear(2, 2), name="talker", **ON)
     assert talker.policy == "lru"
     for stage in ("thinker", "Qwen2.5-VL", "Qwen3.tpu"):

@@ -65,6 +65,17 @@ def test_requests_that_slept_are_in_flight_again(scene: Scene, fate: Fate) -> No
 
 
 @pytest.mark.usefixtures("patient")
+def test_requests_that_end_in_its_sleep_are_not(scene: Scene) -> None:
+    """vLLM tells of a request whose client has left though it schedules nothing meanwhile."""
+    stage, _ = with_cache(scene, "thinker", "drop")
+    stage.sleep()
+    stage.note((), ["a"])
+    stage.rest()
+    stage.wake_up()
+    assert not stage.turns.held, "others would wait for its end for ever"
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("fate", ["drop", "auto"])
 def test_a_call_in_its_sleep_keeps_nothing(scene: Scene, fate: Fate) -> None:
     stage, model = with_cache(scene, "thinker", fate)

@@ -1,6 +1,6 @@
 """How long a stage keeps its lease while others wait. Pure; times are the caller's, in seconds."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 
 class StageKeeping:
@@ -17,8 +17,9 @@ class StageKeeping:
         self._finish_within_s = finish_within_s
         self._slice_s = slice_s
         self._since = 0.0
-        #: Requests that were scheduled and have not finished.
+        #: Requests that were scheduled and have not finished; those of a stage that sleeps.
         self.in_flight: set[str] = set()
+        self.asleep: set[str] = set()
         self.finished = 0
         #: Whether it never gives way while a request is in flight.
         self.whole = False
@@ -27,12 +28,22 @@ class StageKeeping:
         #: Requests to finish before the stage gives way, and by when. None: no stage waits.
         self._asked: tuple[frozenset[str], float] | None = None
 
-    def note(self, came: Iterable[str], went: Iterable[str]) -> None:
+    def note(self, came: Collection[str], went: Collection[str]) -> None:
+        self.asleep.difference_update(went)
         for one in went:
             if one in self.in_flight:
                 self.in_flight.remove(one)
                 self.finished += 1
         self.in_flight.update(came)
+
+    def sleep(self) -> None:
+        """Until `wake`, no request counts as in flight."""
+        self.asleep |= self.in_flight
+        self.in_flight.clear()
+
+    def wake(self) -> None:
+        self.in_flight |= self.asleep
+        self.asleep.clear()
 
     def begin(self, now: float) -> None:
         self._since = now

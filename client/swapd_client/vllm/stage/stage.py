@@ -156,7 +156,7 @@ class Stage:
         if self._asleep:
             return
         with self._gate.lock:
-            self.turns.wake()
+            self.turns.keeping.wake()
         if self.components.main:  # else each component is loaded for its own calls
             self.begin()
             self.end()
@@ -166,9 +166,10 @@ class Stage:
 
     def note(self, came: Iterable[str], went: Iterable[str]) -> None:
         """Note the requests that are new in the next step, and those that ended."""
+        came, went = tuple(came), tuple(went)
         if (cache := self.components.cache) is not None:
-            cache.in_use.ended(went := tuple(went))
-        self.turns.keeping.note(came := tuple(came), went)
+            cache.in_use.ended(went)
+        self.turns.keeping.note(came, went)
         if came and self.turns.held:
             self.turns.load_next()  # otherwise the turn's begin does
 
@@ -176,8 +177,8 @@ class Stage:
         """Hold the lease for a step, as `Turns.hold`. `encoders`: whether it has encoder inputs."""
         if not self._stepping:
             self._gate.enter()
-        try:
             self._stepping = True
+        try:
             self._hold(encoders=encoders)
         except BaseException:
             self.end()

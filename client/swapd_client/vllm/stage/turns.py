@@ -63,7 +63,6 @@ class Turns:
         #: The leased components: `StageComponents.main` or `all`.
         self._held: tuple[str, ...] = ()
         self._since = time.monotonic()
-        self._sleeping: set[str] = set()
 
     @property
     def held(self) -> bool:
@@ -137,22 +136,14 @@ class Turns:
             lease.release()
 
     def sleep(self) -> None:
-        """End the turn and discard the KV cache's contents; under the lock.
-
-        Until `wake` no request counts as in flight.
-        """
-        self._sleeping |= self.keeping.in_flight
-        self.keeping.in_flight.clear()
+        """End the turn and discard the KV cache's contents; under the lock."""
+        self.keeping.sleep()
         if (cache := self.components.cache) is not None:
             cache.discard()
             if self._lease is None:  # a lease tells the daemon that there is nothing to save
                 with suppress(SwapdError):  # it is off the device, or the daemon is gone
                     self._lease = self.connection.client.acquire(cache.name, timeout=0)
         self.end()
-
-    def wake(self) -> None:
-        self.keeping.in_flight |= self._sleeping
-        self._sleeping.clear()
 
     def waits(self) -> bool:
         """Return whether the stage waits for the next daemon: not with requests whose cache nobody
