@@ -21,6 +21,7 @@ from tests.plugin.test_stage import (
     take_step,
     wanted,
 )
+from tests.plugin.test_window import Deep
 
 #: The options of a stage that never leaves.
 STAYS = {"cpu_offload_enabled": False}
@@ -129,6 +130,20 @@ def test_a_small_stage_that_streams_stays_where_others_have_room_beside_it(scene
     assert came.wait(PATIENCE_S)
     assert leases(scene.daemon) == {"code2wav": 1, "talker": 1}
     second.end()
+
+
+def test_a_stage_whose_layers_stream_leaves_room_for_those_beside_its_turn(scene: Scene) -> None:
+    """As `swapd plan` counts it: all of its layers would not even fit alone."""
+    large, model = scene.connect("thinker", enable_layerwise_offload=True), Deep(layers=12)
+    large.memory.take({"": model})
+    small = scene.connect("code2wav")
+    small.memory.take({"": of(2)})
+    small.turns.streaming.begin_with(dict, receives=True)
+    for stage in (large, small):
+        take_step(stage, "a")
+        stage.note((), ["a"])
+        stage.rest()
+    await_leases(scene.daemon, {"code2wav": 1})
 
 
 def test_a_small_stage_that_streams_gives_way_between_two_steps_only(scene: Scene) -> None:

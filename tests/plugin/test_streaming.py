@@ -39,16 +39,20 @@ class Sender:
         labels = [*((name, 1) for name in self.waits), ("code2wav", 0)]
         sessions = [
             SimpleNamespace(
-                session=n, label=f"{name}:7", waiting=waits, stays_bytes=self.stays.get(n, 0)
+                session=n,
+                label=f"{name}:7",
+                waiting=waits,
+                stays_bytes=self.stays.get(n, 0),
+                turn_bytes=0,
             )
             for n, (name, waits) in enumerate(labels, 1)
         ]
         parts = [
-            SimpleNamespace(session=n, nbytes=nbytes, kind="component")
+            SimpleNamespace(session=n, nbytes=nbytes, kind="component", part_of="")
             for n, nbytes in self.sizes.items()
         ]
         if self.lends:
-            parts.append(SimpleNamespace(session=9, nbytes=1 << 40, kind="workspace"))
+            parts.append(SimpleNamespace(session=9, nbytes=1 << 40, kind="workspace", part_of=""))
         return SimpleNamespace(
             sessions=sessions, components=parts, chunk_bytes=2 * MIB, budget_bytes=self.budget
         )

@@ -154,6 +154,9 @@ def staying(status: Status) -> set[int]:
     stays = {one.session: one.stays_bytes for one in status.sessions}
     for session in nbytes:
         nbytes[session] -= stays.get(session, 0)
+    streamed = [one for one in status.components if one.part_of and one.policy == "sequential"]
+    turns = {one.session: one.turn_bytes for one in status.sessions}
+    nbytes |= {one.session: turns[one.session] for one in streamed}  # a few layers at a time
     *smaller, largest = sorted(nbytes, key=lambda one: (nbytes[one], one)) or [0]
     room = status.budget_bytes - sum(stays.values()) - nbytes[largest]
     found = set()
