@@ -200,6 +200,23 @@ def test_a_closed_stage_holds_nothing(scene: Scene) -> None:
     assert torch.equal(Deep()(X), model(X)), "in private memory now"
 
 
+@pytest.mark.parametrize("layers", [3, 6])
+def test_another_model_takes_the_place_of_one_that_was_taken_back(
+    scene: Scene, layers: int
+) -> None:
+    stage, model = streamed(scene, "thinker", resident="7MiB")
+    assert torch.equal(step(stage, model), Deep()(X))
+    (exchanging,) = (one for one in threading.enumerate() if one.name == "swapd-window")
+    stage.memory.take_back()
+    exchanging.join(PATIENCE_S)
+    assert not exchanging.is_alive(), "two such threads would not wait for each other"
+    assert torch.equal(Deep()(X), model(X)), "in private memory now"
+    other = Deep(1, layers)
+    stage.memory.take({"": other})
+    for _ in range(3):
+        assert torch.equal(step(stage, other), Deep(1, layers)(X))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
