@@ -341,6 +341,11 @@ def test_each_turn_is_in_the_log_in_words(scene: Scene, caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO, "swapd_client")
     first, _ = scene.stage("thinker")
     second, _ = scene.stage("talker", 1)
+    take_step(first, "before")
+    first.note((), ["before"])
+    first.rest()
+    with second.using():
+        caplog.clear()
     asked = wanted(first)
     first.note(["a", "b"], ())
     first.begin()

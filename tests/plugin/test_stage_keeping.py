@@ -26,7 +26,8 @@ def test_requests_that_take_too_long_are_interrupted_and_a_new_waiter_waits_anew
     assert not turn.keeps(3.0, wanted=True)
     assert turn.keeps(4.0, wanted=False)
     assert turn.keeps(9.0, wanted=True), "this is another who waits"
-    turn.over()
+    turn.note(("b",), {"a"})
+    turn.begin(50.0)
     assert turn.keeps(50.0, wanted=True), "and this is another turn"
     assert not made("a", finish_within_s=0.0).keeps(1.0, wanted=True)
 
@@ -45,7 +46,7 @@ def test_who_stays_keeps_its_lease_between_requests_and_beside_others_for_a_boun
     turn.stays = True
     assert turn.keeps(1.0, wanted=False)
     assert not turn.keeps(2.0, wanted=True)
-    turn.over()
+    turn.begin(3.0)
     assert turn.keeps(3.0, wanted=True, computed=False, beside=True)
     turn.note({"a"}, ())
     assert turn.keeps(12.9, wanted=True, beside=True)

@@ -45,8 +45,11 @@ class StageKeeping:
         self.in_flight |= self.asleep
         self.asleep.clear()
 
-    def begin(self, now: float) -> None:
-        self._since = now
+    def begin(self, now: float, *, loaded: bool = False) -> None:
+        """Note the begin of a turn. `loaded`: others may have had the memory before."""
+        self._since, self._asked = now, None
+        if loaded:
+            self.finished = 0
 
     def keeps(
         self,
@@ -81,7 +84,6 @@ class StageKeeping:
         return self._asked
 
     def over(self) -> int:
-        """Note that the stage gave way; return the number of requests finished in the turn."""
-        self._asked = None
+        """Note that the stage gave way; return the requests finished since it was loaded."""
         finished, self.finished = self.finished, 0
         return finished

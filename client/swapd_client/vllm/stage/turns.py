@@ -88,7 +88,7 @@ class Turns:
         except (SessionEnded, ClientClosed) as exc:
             self._lose(exc)
             return
-        self.keeping.begin(time.monotonic())
+        self.keeping.begin(time.monotonic(), loaded=whole.loaded)
         if (cache := self.components.cache) is not None:
             cache.come(self._lease)
         if whole.loaded:
