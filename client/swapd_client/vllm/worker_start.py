@@ -15,6 +15,7 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.offloader.base import NoopOffloader, set_offloader
 from vllm.v1.worker import gpu_worker
 
+from swapd_client.errors import InvalidArgument
 from swapd_client.log import log
 from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, scheduler, versions
 from swapd_client.vllm.kept import Unfound
@@ -66,7 +67,8 @@ class WorkerStart(_Above):  # type: ignore[misc]
     def _take_over_offloading(self) -> None:
         """Have swapd stream the layers that vLLM's own flags would offload.
 
-        Call it before vLLM's model runner reads these flags in its constructor.
+        Call it before vLLM's model runner reads these flags in its constructor. Raises:
+        InvalidArgument also if an option says otherwise.
         """
         flags = self.vllm_config.offload_config
         theirs = {
@@ -82,9 +84,17 @@ class WorkerStart(_Above):  # type: ignore[misc]
             raise Unsupported(
                 "swapd streams whole layers: leave out cpu_offload_params and offload_params"
             )
+        self._settings()  # raises for options that are none
         config = self.vllm_config.additional_config
-        config[KEY] = {**theirs, **config.get(KEY, {})}
+        own = config.get(KEY, {})
         said = ", ".join(f"{name}: {value:g}" for name, value in theirs.items())
+        for name, value in theirs.items():
+            if own.get(name) not in (None, value):
+                raise InvalidArgument(
+                    f"additional_config.{KEY}.{name}: {own[name]} contradicts vLLM's own flags "
+                    f"({said}): leave out one of them"
+                )
+        config[KEY] = {**own, **theirs}
         log.info("swapd streams these layers in vLLM's place: %s", said)
 
     def _begin_start(self) -> None:
