@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from swapd_client.vllm.selfcheck import OldMemory, PointerKept, RecordedCalls
+from swapd_client.vllm.weight_move import WeightMove
 
 X = torch.ones(1, 8)
 
@@ -181,3 +182,11 @@ def test_the_random_numbers_of_the_process_are_left_alone() -> None:
     calls, _ = moved(model)
     calls.compare("thinker")
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_more_weights_than_the_files_have_are_warned_of_with_what_a_plan_takes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A plan has one size for all ranks of a stage."""
+    WeightMove("thinker.tp0", keep_place=False).warn_of_more(50 << 20, 58 << 20)
+    assert caplog.messages[-1].endswith("in place of the model's folder, with thinker=58MiB")

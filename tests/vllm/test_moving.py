@@ -100,7 +100,7 @@ def test_more_weights_than_the_files_have_are_warned_of(scene: Scene) -> None:
     (warning,) = [line for line in engine.log.splitlines() if "counts the files alone" in line]
     assert "talker has 58.52 MiB of weights in swapd" in warning
     assert "its tensors in the model's files are 50.52 MiB" in warning
-    assert warning.endswith("plan again with talker=59MiB")
+    assert warning.endswith("in place of the model's folder, with talker=59MiB")
 
 
 @pytest.fixture(scope="session")

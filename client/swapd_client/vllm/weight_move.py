@@ -12,6 +12,7 @@ from swapd_client.log import log
 from swapd_client.vllm import kernel_tensors
 from swapd_client.vllm.eager import eager
 from swapd_client.vllm.kernel_tensors import Candidates
+from swapd_client.vllm.ranks import stage_of
 from swapd_client.vllm.selfcheck import Around, Context, Hold, OldMemory, RecordedCalls, nothing
 
 #: Least share of a stage's bytes that must be in swapd.
@@ -121,11 +122,12 @@ class WeightMove:
         if read and moved * ENOUGH > read:
             log.warning(
                 "%s has %s of weights in swapd, and its tensors in the model's files are %s. "
-                "`swapd plan` counts the files alone: plan again with %s=%dMiB",
+                "`swapd plan` counts the files alone: give it sizes in place of the model's "
+                "folder, with %s=%dMiB",
                 self._name,
                 size(moved),
                 size(read),
-                self._name,
+                stage_of(self._name),
                 -(-moved >> 20),
             )
 
