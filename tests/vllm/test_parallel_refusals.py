@@ -1,5 +1,4 @@
-"""Ways to run one model on several GPUs that do not go with swapd, and flags of vLLM that do not go
-with its options."""
+"""Ways to run one model on several GPUs that do not go with swapd."""
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -49,49 +48,6 @@ CASES: Sequence[tuple[str, bool, dict[str, object]]] = (
     ("", DENSE, {"data_parallel_size": 2}),  # these replicas do not wait for each other
     ("", DENSE, {"pipeline_parallel_size": 2}),
 )
-
-
-def taken_over(cases: Sequence[tuple[Mapping[str, float], object]]) -> list[object]:
-    """Of flags of vLLM and options of swapd: the options that result, or why there are none."""
-    from swapd_client import InvalidArgument
-    from swapd_client.vllm.worker_start import WorkerStart
-
-    def after(flags: Mapping[str, float], options: object) -> object:
-        all_flags: Any = {"cpu_offload_gb": 0, "offload_group_size": 0, "offload_num_in_group": 1}
-        said: Any = SimpleNamespace(
-            **all_flags | flags, cpu_offload_params=(), offload_params=(), model="thinker"
-        )
-        worker: Any = WorkerStart()
-        worker.model_config = said
-        worker.parallel_config = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
-        worker.vllm_config = SimpleNamespace(
-            additional_config={"swapd": options},
-            offload_config=SimpleNamespace(offload_backend="auto", uva=said, prefetch=said),
-        )
-        try:
-            worker._take_over_offloading()
-        except InvalidArgument as exc:
-            return str(exc)
-        return worker.vllm_config.additional_config["swapd"]
-
-    return [after(*one) for one in cases]
-
-
-def test_flags_of_vllm_and_options_that_say_otherwise_are_refused(nursery: Nursery) -> None:
-    gb, groups = {"cpu_offload_gb": 8}, {"offload_group_size": 8, "offload_num_in_group": 2}
-    cases: Sequence[tuple[Mapping[str, float], object]] = (
-        (gb, {"kv": "auto"}),
-        (gb, {"cpu_offload_gb": None}),
-        (groups, {"offload_group_size": 8}),
-        (gb, {"cpu_offload_gb": 4}),
-        (groups, {"offload_num_in_group": 1}),
-        (gb, "auto"),
-    )
-    *fit, more, other, none = nursery.call(f"{__name__}:{taken_over.__name__}", cases)
-    assert fit == [{"kv": "auto", **gb}, gb, groups]
-    assert "swapd.cpu_offload_gb: 4 contradicts vLLM's own flags (cpu_offload_gb: 8)" in more
-    assert "swapd.offload_num_in_group: 1 contradicts" in other
-    assert "must have keys" in none
 
 
 def test_ranks_outside_the_order_are_refused_with_what_to_set_and_replicas_are_not(

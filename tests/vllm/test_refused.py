@@ -28,19 +28,30 @@ def refused(scene: Scene, settings: Mapping[str, object], **more: Any) -> Engine
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "flags", "said"),
     [
-        ({"componant": "x"}, "did you mean component?"),
+        ({"componant": "x"}, {}, "did you mean component?"),
         (
             {"cpu_offload_enabled": True, "cpu_offload_components": ["visual"]},
+            {},
             "cpu_offload_components names 'visual', but the stage has no such module",
+        ),
+        (
+            {"cpu_offload_gb": 0.02},
+            {"cpu_offload_gb": 0.01},
+            "swapd.cpu_offload_gb: 0.02 contradicts vLLM's own flags (cpu_offload_gb: 0.01)",
+        ),
+        (
+            {},
+            {"cpu_offload_gb": 0.01, "additional_config": {"swapd": "auto"}},
+            "swapd must have keys",
         ),
     ],
 )
 def test_settings_that_make_no_sense(
-    scene: Scene, settings: Mapping[str, object], said: str
+    scene: Scene, settings: Mapping[str, object], flags: Mapping[str, Any], said: str
 ) -> None:
-    problem = refused(scene, settings)
+    problem = refused(scene, settings, **flags)
     assert problem.kind == "InvalidArgument"
     assert said in problem.message
     assert "talker" in problem.message

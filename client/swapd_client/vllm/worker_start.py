@@ -91,8 +91,8 @@ class WorkerStart(_Above):  # type: ignore[misc]
         for name, value in theirs.items():
             if own.get(name) not in (None, value):
                 raise InvalidArgument(
-                    f"additional_config.{KEY}.{name}: {own[name]} contradicts vLLM's own flags "
-                    f"({said}): leave out one of them"
+                    f"stage {self._stage_name('')!r}: additional_config.{KEY}.{name}: {own[name]} "
+                    f"contradicts vLLM's own flags ({said}): leave out one of them"
                 )
         config[KEY] = {**own, **theirs}
         log.info("swapd streams these layers in vLLM's place: %s", said)
