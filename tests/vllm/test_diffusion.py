@@ -138,7 +138,7 @@ def test_what_is_drawn_is_the_same_whatever_goes_in_and_out(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"enable_layerwise_offload": True}, {"cpu_offload_gb": 7 / 1024}]
+    "settings", [{}, {"enable_layerwise_offload": True}, {"cpu_offload_gb": 7 / 1024}]
 )
 def test_a_dit_larger_than_the_room_there_is_comes_in_block_by_block(
     stages: Scene, toy: Toy, expected: Expected, settings: dict[str, object]
@@ -394,22 +394,15 @@ def test_without_a_daemon_the_start_fails_with_the_command_to_run(
 @pytest.mark.parametrize(
     ("ours", "theirs", "said"),
     [
-        ({"cpu_offload_enable": True}, {}, "did you mean cpu_offload_enabled"),
         (
             {"cpu_offload_enabled": True, "cpu_offload_components": ["transformer"]},
             {},
             "names 'transformer'; this pipeline has text_encoder, core, vae, and '.' is the whole",
         ),
-        ({"cpu_offload_components": ["."]}, {}, "does nothing without cpu_offload_enabled: true"),
         (
             {},
             {"enable_distributed_layerwise_offload": True},
             "set enable_layerwise_offload instead of enable_distributed_layerwise_offload",
-        ),
-        (
-            {},
-            {"diffusion_offload_config": {"mode": "layer", "components": ["text_encoder"]}},
-            "set enable_layerwise_offload or enable_cpu_offload instead of it",
         ),
         (
             {},
@@ -445,15 +438,6 @@ def test_what_the_deploy_file_says_arrives_at_the_worker(stages: Scene, tmp_path
     assert said == {**lines, "num_gpus": 1}
 
 
-def test_a_name_that_is_taken_is_refused_with_what_to_say(
-    stages: Scene, tmp_path: Path, toy: Toy
-) -> None:
-    daemon = stages.daemon()
-    toy(daemon)
-    said = refused(begin(stages, "again", tmp_path, **on_swapd(daemon, "toy")))
-    assert "Give this stage a name of its own: additional_config: {swapd: {component" in said
-
-
 def test_requests_that_are_computed_a_step_at_a_time_are_the_same(
     stages: Scene, tmp_path: Path, expected: Expected
 ) -> None:
@@ -464,16 +448,6 @@ def test_requests_that_are_computed_a_step_at_a_time_are_the_same(
     assert stage.draw_by_steps(SEEDS) == expected[1]
     assert daemon.status().evictions > 0
     await_leases_back(daemon)
-
-
-def test_what_does_not_fit_is_streamed_and_if_that_does_not_fit_it_is_refused(
-    stages: Scene, tmp_path: Path, toy: Toy, expected: Expected
-) -> None:
-    assert toy(stages.daemon(budget="8MiB")).draw_many(SEEDS) == expected[1]
-    daemon = stages.daemon(budget="2MiB")
-    said = refused(begin(stages, "small", tmp_path, **on_swapd(daemon, "small")))
-    assert "TooLarge" in said
-    assert "streamed if a list of blocks has most of its weights" in said
 
 
 @pytest.mark.parametrize(
