@@ -98,10 +98,6 @@ class Head(nn.Module):
         return out
 
 
-class Uncalled(nn.Linear):
-    """As an encoder's: no dummy forward calls it."""
-
-
 def moved(
     model: nn.Module, call: Callable[[], object] | None = None
 ) -> tuple[RecordedCalls, OldMemory]:

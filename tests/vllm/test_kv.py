@@ -2,7 +2,6 @@
 plain vLLM does, token for token, and no more is copied than is worth saving.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,6 @@ from tests.vllm import engines
 from tests.vllm.engines import (
     MIB,
     PATIENT,
-    EngineFailed,
     Nursery,
     Scene,
     by_component,
@@ -185,16 +183,3 @@ def test_two_busy_stages_share_by_slices_of_the_length_that_is_stated(
         imports=PATIENT,
     )
     assert min(map(min, lasted_s(daemon).values())) >= SLICE_S
-
-
-def test_a_cache_that_does_not_fit_is_refused_in_words(scene: Scene) -> None:
-    daemon = scene.daemon(budget="64MiB")
-    cache = options(prefixes=False)
-    with pytest.raises(EngineFailed) as refused:
-        scene.start(on_swapd(scene.models / "thinker", daemon.folder, {"kv": "auto"}, **cache))
-    said = refused.value.message
-    assert "stage 'thinker' needs its weights of" in said
-    assert "and its KV cache of 32 MiB at once" in said
-    assert re.search(
-        r"a --budget of \d+MiB at least, or this stage a kv_cache_memory_bytes of", said
-    )

@@ -12,7 +12,6 @@ from tests.vllm.engines import (
     Scene,
     await_components,
     await_registered,
-    by_component,
     on_swapd,
 )
 from tests.vllm.models import MODELS
@@ -87,30 +86,3 @@ def test_a_daemon_that_dies_stops_nobody_and_after_its_restart_they_take_turns_a
         status = daemon.status()
         assert status.evictions > 0
         assert status.bytes_out == 0
-
-
-def test_an_engine_with_a_process_for_its_core_beside_one_without(
-    scene: Scene, expected: Expected
-) -> None:
-    """As a server has it: the plugin is loaded in each process, and the worker's has the lease."""
-    # one prompt at a time: two that come together may share a step or not, and that changes sums
-    alone = [[prompt] for prompts in REQUESTS for prompt in prompts]
-    expected_alone = {
-        engine.label: [engine.generate(prompt, TOKENS) for prompt in alone]
-        for engine in scene.plain("thinker", "talker")
-    }
-    daemon = scene.daemon()
-    (talker,) = scene.on_swapd(daemon, "talker")
-    (thinker,) = scene.on_swapd(daemon, "thinker", multiprocessing=True)
-    for engine in (thinker, talker):
-        engine.begin("serve", alone, TOKENS)
-    for engine in (thinker, talker):
-        assert [tokens for tokens, _, _ in engine.result()] == expected_alone[engine.label]
-    # its core sees that nothing follows; the other has nobody who waits, and is stepped no more
-    while any(one.leases for one in by_component(daemon)["thinker"]):
-        daemon.await_record("Release")
-    status = daemon.status()
-    assert status.evictions > 0
-    assert status.bytes_out == 0
-    thinker.kill()
-    assert talker.generate(REQUESTS[0], TOKENS) == expected["talker"][0]

@@ -6,15 +6,11 @@ from typing import Any
 import pytest
 
 from tests.vllm.engines import (
-    REQUESTS,
-    TOKENS,
     EngineFailed,
     Scene,
     await_components,
     on_swapd,
 )
-
-Expected = Mapping[str, list[list[list[int]]]]
 
 
 def refused(scene: Scene, settings: Mapping[str, object], **more: Any) -> EngineFailed:
@@ -90,17 +86,3 @@ def test_graphs_that_are_captured_in_loading_are_refused(scene: Scene) -> None:
     options = on_swapd(scene.models / "talker", scene.daemon().folder)
     with pytest.raises(EngineFailed, match="set enforce_eager: true on this stage"):
         engine.start(**{**options, "hf_overrides": {"architectures": ["CapturingQwen2"]}})
-
-
-def test_a_stage_that_would_stay_in_anothers_room_is_refused_and_that_one_goes_on(
-    scene: Scene, expected: Expected
-) -> None:
-    daemon = scene.daemon(budget="96MiB")
-    (first,) = scene.on_swapd(daemon, "thinker")
-    late = scene.process("code2wav")
-    stays = on_swapd(scene.models / "code2wav", daemon.folder, {"cpu_offload_enabled": False})
-    with pytest.raises(EngineFailed, match="leave thinker no room for its turn") as failed:
-        late.start(**{**stays, "model": str(scene.models / "talker")})
-    assert failed.value.kind == "TooLarge"
-    await_components(daemon, "thinker")
-    assert first.generate(REQUESTS[0], TOKENS) == expected["thinker"][0]

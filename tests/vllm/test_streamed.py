@@ -220,15 +220,6 @@ def test_what_reads_all_weights_at_once_is_refused_and_new_weights_are_not(
     check(engine, expected_deep)
 
 
-def test_what_does_not_fit_all_the_same_is_refused_with_the_budget(place: Scene) -> None:
-    daemon = place.daemon(budget=20 * MIB)
-    of_it = on_swapd(place.models / "deep", daemon.folder, {"resident": "auto"})
-    engine = place.process("deep")
-    with pytest.raises(EngineFailed, match="give it a --budget of 22MiB at least") as failed:
-        engine.start(**of_it)
-    assert failed.value.kind == "TooLarge"
-
-
 def test_two_servers_larger_than_the_arena_answer_and_copy_what_the_plan_says(
     models: Path, nursery: Nursery
 ) -> None:
