@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -149,8 +148,8 @@ class Whole:
         self,
         stage: Stage,
         pipeline: Module,
-        outside: Mapping[str, Tensor] = MappingProxyType({}),
-        aliases: Sequence[Tensor] = (),
+        outside: Mapping[str, Tensor],
+        aliases: Sequence[Tensor],
     ) -> None:
         """Move the weights into swapd. Blocks for the copies. Raises as `StageMemory.take`."""
         self._stage = stage

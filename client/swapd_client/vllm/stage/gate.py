@@ -24,9 +24,8 @@ class CallGate:
         #: Whether no call may begin until `open`.
         self.shut = False
         self._rested = time.monotonic()
-        #: Notified at the end of a call or a change if `_awaited`, and by `open`.
+        #: Notified at the end of a call or a change, and by `open` and `tell`.
         self._free = threading.Condition(self.lock)
-        self._awaited = False
 
     @property
     def busy(self) -> bool:
@@ -42,8 +41,7 @@ class CallGate:
         with self.lock:
             self.depth -= 1
             self._rested = time.monotonic()
-            if self._awaited:
-                self._free.notify_all()
+            self.tell()
 
     @contextmanager
     def changing(self, first: Callable[[], None]) -> Iterator[None]:
@@ -76,17 +74,14 @@ class CallGate:
 
     def open(self) -> None:
         self.shut = False
-        self._free.notify_all()
+        self.tell()
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the end of a call or a change, or `tell`."""
-        self._awaited = True
         self._free.wait(timeout_s)
-        self._awaited = False
 
     def tell(self) -> None:
-        if self._awaited:
-            self._free.notify_all()
+        self._free.notify_all()
 
     def idle_s(self) -> float:
         """Return the seconds since the last call ended; 0 during a call."""

@@ -109,7 +109,6 @@ class Rejoining:
             if (newcomer := self._newcomer) is not None:
                 close(newcomer)
         with self._gate.lock:
-            self._gate.tell()
             self._gate.open()
 
     def _await_or_be_alone(self) -> None:
