@@ -219,11 +219,16 @@ def test_with_its_cache_beside_it_a_stage_that_fits_only_whole_stays_whole(scene
 
 
 @small
-def test_all_parts_are_held_and_given_back_together(scene: Scene) -> None:
+def test_all_parts_are_held_and_given_back_together(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "swapd_client")
     stage, model = stage_of(scene, "thinker")
+    assert "thinker (8.5 MiB) takes turns by layers, in 5 parts" in caplog.messages[-1]
     names = {f"thinker/{part}" for part in PARTS}
     stage.note(["a"], ())
     step(stage, model)
+    assert "thinker is loaded, after " in caplog.messages[-1]
     assert leases(scene.daemon) == dict.fromkeys(names, 1)
     stage.note((), ["a"])
     stage.rest()
@@ -231,15 +236,6 @@ def test_all_parts_are_held_and_given_back_together(scene: Scene) -> None:
     assert resident(scene.daemon) == names
     policies = {(c.policy, c.part_of) for c in scene.daemon.status().components}
     assert policies == {("lru", "thinker")}
-
-
-@small
-def test_it_says_that_it_leaves_by_layers(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "swapd_client")
-    stage, model = stage_of(scene, "thinker")
-    assert "thinker (8.5 MiB) takes turns by layers, in 5 parts" in caplog.messages[-1]
-    step(stage, model)
-    assert "thinker is loaded, after " in caplog.messages[-1]
 
 
 @small

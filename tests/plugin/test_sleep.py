@@ -27,12 +27,10 @@ lives = test_rejoining.lives
 BLOCK = MIB
 
 
-def with_cache(
-    scene: Scene, name: str, fate: Fate, *, prefixes: bool = False
-) -> tuple[Stage, Model]:
+def with_cache(scene: Scene, name: str, fate: Fate) -> tuple[Stage, Model]:
     """A stage that has computed a step of request "a", whose cache has one block of ones."""
     stage, model = scene.stage(name, kv=fate)
-    terms = KvTerms(fate, prefixes=prefixes, layers=[Layer(0, BLOCK)])
+    terms = KvTerms(fate, prefixes=False, layers=[Layer(0, BLOCK)])
     cache = stage.memory.lend_cache(4 * BLOCK, terms)
     stage.note(["a"], ())
     stage.begin()

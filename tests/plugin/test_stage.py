@@ -263,26 +263,17 @@ def test_taking_says_how_much_and_in_words_what_becomes_of_it(
     assert "thinker.visual (1 MiB) is loaded for steps with encoder inputs" in said
 
 
-def test_two_stages_of_one_name_are_told_what_to_do_and_the_second_is_as_it_was(
-    scene: Scene,
+@pytest.mark.parametrize("taken", ["thinker", "thinker.visual"])
+def test_a_stage_whose_name_is_taken_is_told_what_to_do_and_is_as_it_was(
+    scene: Scene, taken: str
 ) -> None:
-    scene.stage("thinker", cpu_offload_enabled=True)
-    second, model = scene.connect("thinker"), Model()
-    before = [p.data_ptr() for p in model.parameters()]
-    with pytest.raises(DuplicateName, match=r"\{swapd: \{component: \.\.\.\}\}"):
-        second.memory.take({"": model})
-    assert [p.data_ptr() for p in model.parameters()] == before
-
-
-def test_what_was_taken_is_given_back_if_the_rest_cannot_be(scene: Scene) -> None:
-    """The stage raises, and its weights are in its own memory again."""
-    other = connect(scene.daemon.folder)
-    with other:
-        other.register("thinker.visual", {"a": torch.ones(3)})
+    """What it had moved already is in its own memory again."""
+    with connect(scene.daemon.folder) as other:
+        other.register(taken, {"a": torch.ones(3)})
         stage, model = scene.connect("thinker", cpu_offload_enabled=True), Model()
-        with pytest.raises(DuplicateName):
+        with pytest.raises(DuplicateName, match=r"\{swapd: \{component: \.\.\.\}\}"):
             stage.memory.take({"": model})
-        assert {c.name for c in scene.daemon.status().components} == {"thinker.visual"}
+        assert {c.name for c in scene.daemon.status().components} == {taken}
         assert torch.equal(model(X), Model()(X))
 
 

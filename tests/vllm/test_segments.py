@@ -101,9 +101,9 @@ def open_door(daemon: Daemon) -> None:
     os.close(os.open(door(daemon.folder), os.O_WRONLY))
 
 
-def to_come(daemon: Daemon, name: str = LATE) -> int:
+def to_come(daemon: Daemon) -> int:
     """The number of absent parts."""
-    return sum(one.state == "absent" for one in by_component(daemon)[name])
+    return sum(one.state == "absent" for one in by_component(daemon)[LATE])
 
 
 def coming(daemon: Daemon) -> int:
