@@ -19,8 +19,7 @@ from swapd.shared.documents import mapping, read_yaml
 from swapd.shared.text import problem_with_text
 from swapd_client.errors import InvalidArgument
 from swapd_client.offload.settings import OffloadSettings
-from swapd_client.vllm.options import KEY, options_of
-from swapd_client.vllm.own_flags import options_of_stage
+from swapd_client.vllm.options import KEY, options_of, options_of_stage
 
 WORKERS: dict[Kind, str] = {
     "ar": "swapd_client.vllm.omni.ARWorker",

@@ -1,11 +1,14 @@
-"""Which options `additional_config.swapd` takes, and the error for each other one."""
+"""Which options `additional_config.swapd` takes, and the error for each other one; and what a
+diffusion stage's own offloading flags become. Without vLLM."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from swapd_client.errors import InvalidArgument
-from swapd_client.vllm.options import Options, options_of
+from swapd_client.offload.settings import SettingsWarning
+from swapd_client.vllm.options import Options, options_of, take_over
 
 
 def of(**given: Any) -> Options:
@@ -114,3 +117,115 @@ def test_components_without_a_switch_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="cpu_offload_enabled: true"):
         of(cpu_offload_components=["visual"])
     of(cpu_offload_components=["transformer"], enable_cpu_offload=True)
+
+
+# --- the flags of a diffusion stage --------------------------------------------------------
+
+CPU, LAYERWISE = "enable_cpu_offload", "enable_layerwise_offload"
+OFF = {CPU: False, LAYERWISE: False, "diffusion_offload_config": None}
+MODULES = {"mode": "module", "components": ["dit", "text_encoder"]}
+LAYERS = {"mode": "layer", "components": ["dit"], "pin_memory": True}
+
+
+def stage(swapd: object = None, **own: object) -> Any:
+    """vllm-omni's configuration of a stage, with what vllm-omni remembers of it."""
+    additional = {"another": 1} | ({} if swapd is None else {"swapd": swapd})
+    given: dict[str, Any] = {**OFF, "additional_config": additional, **own}
+    return SimpleNamespace(**given, _resolved_diffusion_offload="what they meant")
+
+
+@pytest.mark.parametrize(
+    ("own", "option"),
+    [
+        ({CPU: True}, CPU),
+        ({LAYERWISE: True}, LAYERWISE),
+        ({"diffusion_offload_config": MODULES}, CPU),
+        ({"diffusion_offload_config": LAYERS}, LAYERWISE),
+        ({"diffusion_offload_config": LAYERS, LAYERWISE: True}, LAYERWISE),
+    ],
+)
+def test_a_flag_of_the_stage_is_the_option_of_that_name(
+    own: dict[str, object], option: str
+) -> None:
+    config = stage({"component": "dit"}, **own)
+    options = take_over(config, "stage 0")
+    assert options == options_of({"swapd": {"component": "dit", option: True}}, "")
+    left = dict(vars(config))
+    additional = left.pop("additional_config")
+    assert left == OFF, "vllm-omni finds none of it"
+    assert additional == {"another": 1, "swapd": {"component": "dit", option: True}}
+    assert take_over(config, "stage 0") == options, "also if the stage is loaded again"
+
+
+def test_a_stage_without_flags_stays_as_it_is() -> None:
+    config = stage({LAYERWISE: True})
+    before = dict(vars(config))
+    assert take_over(config, "stage 0") == options_of(before["additional_config"], "")
+    assert vars(config) == before
+    take_over(stage(additional_config=None), "stage 0")
+
+
+@pytest.mark.parametrize(
+    ("swapd", "own"),
+    [(None, {CPU: True, LAYERWISE: True}), ({LAYERWISE: True}, {CPU: True})],
+    ids=["two flags", "a flag and an option"],
+)
+def test_of_both_layerwise_wins_with_a_warning(swapd: object, own: dict[str, object]) -> None:
+    with pytest.warns(SettingsWarning, match=f"{LAYERWISE} is set too, so {CPU} is ignored"):
+        options = take_over(stage(swapd, **own), "stage 0")
+    assert options.offload.mode == "layerwise"
+
+
+def test_an_option_narrows_a_flag_as_it_narrows_an_option() -> None:
+    options = take_over(stage({"cpu_offload_components": ["transformer"]}, **{CPU: True}), "")
+    assert options.offload.cpu_offload_components == ("transformer",)
+
+
+@pytest.mark.parametrize(
+    ("swapd", "flag", "contradicts"),
+    [
+        ({CPU: False}, CPU, f"swapd.{CPU}: false"),
+        ({LAYERWISE: False}, LAYERWISE, f"swapd.{LAYERWISE}: false"),
+        ({"cpu_offload_enabled": False}, LAYERWISE, "swapd.cpu_offload_enabled: false"),
+        ({"cpu_offload_enabled": True}, CPU, "swapd.cpu_offload_enabled and"),
+        ({"cpu_offload_strategy": "sequential"}, CPU, "cpu_offload_strategy"),
+    ],
+)
+def test_a_flag_that_contradicts_an_option_is_refused_and_both_are_named(
+    swapd: dict[str, object], flag: str, contradicts: str
+) -> None:
+    config = stage(swapd, **{flag: True})
+    before = dict(vars(config))
+    with pytest.raises(InvalidArgument) as refused:
+        take_over(config, "stage 0")
+    said = str(refused.value)
+    assert said.startswith("stage 0: additional_config.swapd")
+    assert contradicts in said
+    assert f"{flag} is the stage's own flag" in said
+    assert vars(config) == before
+
+
+def test_an_option_that_is_wrong_without_the_flag_too_is_said_alone() -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        take_over(stage({"componant": "dit"}, **{CPU: True}), "stage 0")
+    assert "did you mean component?" in str(refused.value)
+    assert "own flag" not in str(refused.value)
+    with pytest.raises(InvalidArgument, match="must have keys"):
+        take_over(stage("dit", **{CPU: True}), "stage 0")
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"mode": "layer", "components": ["dit", "text_encoder"]},
+        {"mode": "layer", "components": ["text_encoder"]},
+        {"mode": "module", "components": ["dit"]},
+        {**LAYERS, "layer_options": {"dit": {"resident_layers": 2}}},
+        {"mode": "layer"},
+        {"mode": "module", "components": 5},
+        "layer",
+    ],
+)
+def test_what_no_flag_means_is_refused_with_the_flags_there_are(chosen: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"{LAYERWISE} or {CPU} instead"):
+        take_over(stage(diffusion_offload_config=chosen), "stage 0")

@@ -20,8 +20,7 @@ from vllm_omni.diffusion.worker.diffusion_worker import (
 from swapd.shared import config
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm import checkpoint, gpus, refusals, register, versions
-from swapd_client.vllm.options import Options
-from swapd_client.vllm.own_flags import take_over
+from swapd_client.vllm.options import Options, take_over
 from swapd_client.vllm.pipeline import Components, Whole, as_whole
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage

@@ -1,6 +1,10 @@
-"""Options of a stage in `additional_config.swapd`; deploy/vllm-omni/README.md explains them."""
+"""Options of a stage in `additional_config.swapd`; deploy/vllm-omni/README.md explains them.
 
-from collections.abc import Callable, Iterable, Mapping
+swapd takes over the offloading flags that a diffusion stage sets beside these from vllm-omni, as
+its own options of the same names.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import isfinite
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -10,6 +14,7 @@ from msgspec import Meta
 from swapd.shared.text import meant
 from swapd.shared.units import parse_size
 from swapd_client.errors import InvalidArgument
+from swapd_client.log import log
 from swapd_client.offload import settings
 from swapd_client.offload.settings import OffloadSettings
 
@@ -18,6 +23,13 @@ from swapd_client.offload.settings import OffloadSettings
 PART_CHUNKS = 16
 
 KEY = "swapd"
+
+#: Flags, with the mode and components of a `diffusion_offload_config` that means the same.
+_FLAGS: Mapping[str, tuple[str, set[str]]] = {
+    "enable_layerwise_offload": ("layer", {"dit"}),
+    "enable_cpu_offload": ("module", {"dit", "text_encoder"}),
+}
+_CONFIG = "diffusion_offload_config"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,3 +183,63 @@ def _converted(name: str, value: Any, where: str) -> Any:
         return msgspec.convert(value, _TYPES[name])
     except ValueError as exc:  # msgspec's errors too
         raise InvalidArgument(f"{where}.{name}: {exc}; it is {value!r}") from exc
+
+
+# --- the flags of a diffusion stage --------------------------------------------------------
+
+
+def options_of_stage(stage: Mapping[str, Any], where: str) -> Options:
+    """As `options_of`, with the stage's own flags.
+
+    Raises: InvalidArgument also for flags that contradict the options.
+    """
+    flags = _flags_of(stage, where)
+    try:
+        return options_of(stage.get("additional_config"), where, flags)
+    except InvalidArgument as exc:
+        for name in flags:
+            if name in str(exc):
+                raise InvalidArgument(f"{exc}. {name} is the stage's own flag") from exc
+        raise
+
+
+def take_over(config: Any, where: str) -> Options:
+    """As `options_of_stage`; move the flags of `config` into its `additional_config`.
+
+    vllm-omni's own offloader then finds none.
+    """
+    options = options_of_stage(vars(config), where)
+    if not (flags := _flags_of(vars(config), where)):
+        return options
+    additional = config.additional_config or {}
+    swapd = {**additional.get(KEY, {}), **dict.fromkeys(flags, True)}
+    config.additional_config = {**additional, KEY: swapd}
+    for name in flags:
+        setattr(config, name, False)
+    setattr(config, _CONFIG, None)
+    vars(config).pop("_resolved_diffusion_offload", None)  # vllm-omni's cache
+    log.info(
+        "%s: swapd takes over %s from vllm-omni, as its own option of that name",
+        where,
+        " and ".join(flags),
+    )
+    return options
+
+
+def _flags_of(stage: Mapping[str, Any], where: str) -> list[str]:
+    chosen = stage.get(_CONFIG)
+    same = [name for name in _FLAGS if _means(chosen, *_FLAGS[name])]
+    if chosen and not same:
+        raise InvalidArgument(
+            f"{where}: swapd has no offloading like this {_CONFIG}: set {' or '.join(_FLAGS)} "
+            "instead of it"
+        )
+    return [name for name in _FLAGS if stage.get(name) or name in same]
+
+
+def _means(chosen: object, mode: str, components: set[str]) -> bool:
+    if not isinstance(chosen, Mapping) or chosen.get("layer_options"):
+        return False
+    named = chosen.get("components")
+    every = isinstance(named, Collection) and {*map(str, named)} == components
+    return every and chosen.get("mode") == mode
