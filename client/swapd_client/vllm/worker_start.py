@@ -59,6 +59,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
 
         Raises: UnsupportedVersion, InvalidArgument, NotRunning.
         """
+        register()  # if $VLLM_PLUGINS leaves the plugin out, this is the first call
         versions.check()
         self._take_over_offloading()
         with self._starting(), once_ranks_meet(gpu_worker, self._begin_start):
@@ -124,11 +125,8 @@ class WorkerStart(_Above):  # type: ignore[misc]
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load under a workspace lease, then move the weights into swapd.
 
-        Raises: UnsupportedVersion, InvalidArgument, Unsupported, and as `Stage.connect`,
-        `StageMemory.take`.
+        Raises: InvalidArgument, Unsupported, and as `Stage.connect`, `StageMemory.take`.
         """
-        versions.check()
-        register()  # if $VLLM_PLUGINS leaves the plugin out, this is the first call
         name, options = self._settings()
         refusals.refuse(refusals.WORKER, self.vllm_config, f"stage {name!r}")
         if options.streams and self._is_compiled():
