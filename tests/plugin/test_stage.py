@@ -187,20 +187,27 @@ def test_other_calls_hold_all_of_it_also_in_a_step(scene: Scene) -> None:
     await_leases(scene.daemon, {})
 
 
-def test_a_step_that_is_interrupted_before_it_begins_has_not_begun(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["gate.await_open", "settle", "window.end"])
+def test_after_an_interrupt_where_a_step_may_wait_the_stage_gives_way_as_before(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """As in a program that was waiting for the next daemon."""
+    """For the next daemon, or for an answer."""
     stage, _ = scene.stage("thinker")
 
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(stage.turns.gate, "await_open", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+    def step() -> None:
+        try:
             stage.begin()
-    stage.end()
+        finally:
+            stage.end()
+
+    with monkeypatch.context() as patched:
+        on, _, name = where.rpartition(".")
+        patched.setattr(getattr(stage.turns, on) if on else stage.turns, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step()
     take_step(stage, "a")
     stage.note((), ["a"])
     stage.rest()

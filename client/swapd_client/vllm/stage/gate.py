@@ -19,6 +19,8 @@ class CallGate:
         self.lock = threading.Lock()
         #: Number of running calls that use weights, nested ones included.
         self.depth = 0
+        #: Whether one of them is a step.
+        self.steps = False
         #: Number of running changes of the weights, which may contain calls.
         self.changes = 0
         #: Whether no call may begin until `open`.
@@ -31,15 +33,17 @@ class CallGate:
     def busy(self) -> bool:
         return self.depth > 0 or self.changes > 0
 
-    def enter(self) -> None:
+    def enter(self, *, step: bool = False) -> None:
         """Begin a call. Blocks while the gate is shut, unless another call is running."""
         with self.lock:  # a thread that ends the lease holds the lock
             self.await_open()
             self.depth += 1
+            self.steps |= step
 
-    def leave(self) -> None:
+    def leave(self, *, step: bool = False) -> None:
         with self.lock:
             self.depth -= 1
+            self.steps &= not step
             self._rested = time.monotonic()
             self.tell()
 

@@ -57,7 +57,6 @@ class Stage:
         #: Every step calls these, and a method that only passes on costs 2 us.
         self.arrive = self.turns.segments.arrive
         self.fence = self.turns.fence
-        self._stepping = False
         self._asleep: set[str] = set()
         self._thread = threading.Thread(target=self._attend, name="swapd-stage", daemon=True)
         self._thread.start()
@@ -175,10 +174,9 @@ class Stage:
 
     def begin(self, *, encoders: bool = False) -> None:
         """Hold the lease for a step, as `Turns.hold`. `encoders`: whether it has encoder inputs."""
-        if not self._stepping:
-            self._gate.enter()
-            self._stepping = True
         try:
+            if not self._gate.steps:
+                self._gate.enter(step=True)
             self._hold(encoders=encoders)
         except BaseException:
             self.end()
@@ -193,12 +191,11 @@ class Stage:
 
     @property
     def begun(self) -> bool:
-        return self._stepping and self.turns._lease is not None
+        return self._gate.steps and self.turns.held
 
     def end(self) -> None:
-        if self._stepping:
-            self._stepping = False
-            self._leave()
+        if self._gate.steps:
+            self._leave(step=True)
 
     def rest(self) -> None:
         with self._gate.lock:
@@ -265,10 +262,12 @@ class Stage:
             len(layers),
         )
 
-    def _leave(self) -> None:
-        if self._gate.depth == 1:
-            self.turns.settle()
-        self._gate.leave()
+    def _leave(self, *, step: bool = False) -> None:
+        try:
+            if self._gate.depth == 1:
+                self.turns.settle()
+        finally:
+            self._gate.leave(step=step)
 
     # --- in the stage's own thread ---------------------------------------------------------
 

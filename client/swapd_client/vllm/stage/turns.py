@@ -118,9 +118,16 @@ class Turns:
 
         The lease ends after the GPU work under it. Blocks only if layers stream, as `Window.end`.
         """
-        lease, self._lease = self._lease, None
-        if lease is None:
+        if (lease := self._lease) is None:
             return
+        try:
+            self._prepare_end(lease)
+        finally:
+            self._lease = None
+            with suppress(SessionEnded):  # the next acquire reports it
+                lease.release()
+
+    def _prepare_end(self, lease: Lease) -> None:
         self.segments.drop()
         self.window.end()
         if lease.wanted:
@@ -132,8 +139,6 @@ class Turns:
         self.streaming.end(in_flight=bool(self.keeping.in_flight))
         if (cache := self.components.cache) is not None:
             cache.leave()
-        with suppress(SessionEnded):  # the next acquire reports it
-            lease.release()
 
     def sleep(self) -> None:
         """End the turn and discard the KV cache's contents; under the lock."""
