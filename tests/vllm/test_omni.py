@@ -219,7 +219,7 @@ def test_the_classes_that_a_stage_names_are_vllm_omnis_with_swapds_first(nursery
 
 def test_a_worker_is_in_the_log_also_where_plugins_are_left_out(scene: Scene) -> None:
     engine = scene.process("talker", VLLM_PLUGINS="")
-    flags = {"cpu_offload_gb": 0.01}
+    flags: dict[str, Any] = {"cpu_offload_gb": 0.01}
     engine.start(**on_swapd(scene.models / "talker", scene.daemon().folder, **flags))
     assert "in swapd at " in engine.log
     assert "swapd streams these layers" in engine.log, "before it loads"
