@@ -1,4 +1,4 @@
-"""Real engines that start together, start without a daemon, are killed, outlive their daemon."""
+"""Real engines that start without a daemon, and outlive theirs."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,9 @@ from tests.vllm.engines import (
     TOKENS,
     EngineFailed,
     Scene,
-    await_components,
     await_registered,
     on_swapd,
 )
-from tests.vllm.models import MODELS
 
 Expected = Mapping[str, list[list[list[int]]]]
 
@@ -27,28 +25,6 @@ def waits(daemon: Daemon, name: str) -> int:
 def await_another(daemon: Daemon, name: str, waited: int) -> None:
     for _ in range(waited + 1):
         daemon.await_record("Waiting", names=(name,))
-
-
-def test_one_killed_in_a_request_costs_the_others_only_their_wait_and_comes_back(
-    scene: Scene, expected: Expected
-) -> None:
-    daemon = scene.daemon()
-    thinker, talker, code2wav = scene.on_swapd(daemon, *MODELS)
-    thinker.ask(REQUESTS[0], TOKENS)
-    assert thinker.step(3)[0] == expected["thinker"][0][0][:3]
-    waited = waits(daemon, "talker")
-    talker.begin("generate", REQUESTS[1], TOKENS)
-    await_another(daemon, "talker", waited)
-    thinker.kill()
-    assert talker.result() == expected["talker"][1]
-    assert code2wav.generate(REQUESTS[2], TOKENS) == expected["code2wav"][2]
-    await_components(daemon, "talker", "code2wav")
-    (again,) = scene.on_swapd(daemon, "thinker")
-    assert again.generate(REQUESTS[0], TOKENS) == expected["thinker"][0]
-    assert talker.generate(REQUESTS[0], TOKENS) == expected["talker"][0]
-    status = daemon.status()
-    assert status.quarantined_bytes == 0
-    assert status.bytes_out == 0
 
 
 def test_without_a_daemon_the_start_fails_with_the_command_to_run(scene: Scene) -> None:

@@ -84,13 +84,3 @@ def test_engines_that_are_busy_at_once_take_turns_of_whole_requests(
     assert not swaps.inside(turns, daemon.watch.history)
     assert len(in_turn) <= 2 * swaps.switches(turns)
     check_nothing_was_lost(daemon)
-
-
-def test_two_that_fit_together_never_swap(scene: Scene, expected: Expected) -> None:
-    daemon = scene.daemon(budget="128MiB")
-    engines = scene.on_swapd(daemon, *NAMES)
-    for number in range(2):
-        for engine in engines:
-            assert engine.generate(REQUESTS[number], TOKENS) == expected[engine.label][number]
-    assert daemon.status().evictions == 0
-    assert sorted(copies(daemon)) == sorted(NAMES)
