@@ -86,15 +86,17 @@ class WorkerStart(_Above):  # type: ignore[misc]
                 "swapd streams whole layers: leave out cpu_offload_params and offload_params"
             )
         self._settings()  # raises for options that are none
+        self._add_options(theirs)
+
+    def _add_options(self, theirs: Mapping[str, float]) -> None:
         config = self.vllm_config.additional_config
         own = config.get(KEY, {})
         said = ", ".join(f"{name}: {value:g}" for name, value in theirs.items())
-        for name, value in theirs.items():
-            if own.get(name) not in (None, value):
-                raise InvalidArgument(
-                    f"stage {self._stage_name('')!r}: additional_config.{KEY}.{name}: {own[name]} "
-                    f"contradicts vLLM's own flags ({said}): leave out one of them"
-                )
+        if other := [name for name, n in theirs.items() if own.get(name) not in (None, n)]:
+            raise InvalidArgument(
+                f"stage {self._stage_name('')!r}: additional_config.{KEY}.{other[0]}: "
+                f"{own[other[0]]} contradicts vLLM's own flags ({said}): leave out one of them"
+            )
         config[KEY] = {**own, **theirs}
         log.info("swapd streams these layers in vLLM's place: %s", said)
 
