@@ -147,18 +147,9 @@ class ChunkStreaming:
 
 def staying(status: Status) -> set[int]:
     """Return the sessions that stay during the largest one's turn: as many small ones as fit."""
-    nbytes: dict[int, int] = defaultdict(int)
-    for part in status.components:
-        if part.kind != "workspace":
-            nbytes[part.session] += vm.round_up(part.nbytes, status.chunk_bytes)
-    stays = {one.session: one.stays_bytes for one in status.sessions}
-    for session in nbytes:
-        nbytes[session] -= stays.get(session, 0)
-    streamed = [one for one in status.components if one.part_of and one.policy == "sequential"]
-    turns = {one.session: one.turn_bytes for one in status.sessions}
-    nbytes |= {one.session: turns[one.session] for one in streamed}  # a few layers at a time
+    nbytes = _in_turn(status)
     *smaller, largest = sorted(nbytes, key=lambda one: (nbytes[one], one)) or [0]
-    room = status.budget_bytes - sum(stays.values()) - nbytes[largest]
+    room = status.budget_bytes - sum(one.stays_bytes for one in status.sessions) - nbytes[largest]
     found = set()
     for one in smaller:
         room -= nbytes[one]
@@ -166,3 +157,18 @@ def staying(status: Status) -> set[int]:
             break
         found.add(one)
     return found
+
+
+def _in_turn(status: Status) -> dict[int, int]:
+    """Return the bytes that each session needs in its turn, beside those that stay anyway."""
+    nbytes: dict[int, int] = defaultdict(int)
+    for part in status.components:
+        if part.kind != "workspace":
+            nbytes[part.session] += vm.round_up(part.nbytes, status.chunk_bytes)
+    streamed = {p.session for p in status.components if p.part_of and p.policy == "sequential"}
+    for one in status.sessions:
+        if one.session in streamed:  # a few layers at a time
+            nbytes[one.session] = one.turn_bytes
+        elif one.session in nbytes:
+            nbytes[one.session] -= one.stays_bytes
+    return nbytes
