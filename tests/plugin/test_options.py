@@ -108,11 +108,6 @@ def test_turns_are_slices_or_finish_requests() -> None:
         of(slice_s=2, kv="drop")
 
 
-def test_options_are_keys() -> None:
-    with pytest.raises(InvalidArgument, match="must have keys"):
-        options_of({"swapd": "thinker"}, "stage 'thinker'")
-
-
 def test_components_without_a_switch_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="cpu_offload_enabled: true"):
         of(cpu_offload_components=["visual"])
