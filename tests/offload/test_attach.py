@@ -272,9 +272,12 @@ def test_a_model_without_modules_is_none(client: Client) -> None:
         client.attach({})
 
 
-def test_one_name_may_be_given_as_such(client: Client) -> None:
+@pytest.mark.parametrize("methods", ["_decode", {"vae": "_decode"}])
+def test_one_name_may_be_given_as_such(client: Client, methods: Any) -> None:
     model = seeded(Model)
-    with client.attach(model, wrap_methods="_decode"):
+    blocks: Any = {"text_encoder": "layers"}
+    with client.attach(model, wrap_methods=methods, blocks=blocks) as attachment:
+        assert "streamed in 1 block" in str(attachment)
         evict(client, "vae")
         model.vae._decode(torch.ones(1, 256))
 

@@ -74,9 +74,13 @@ def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
 
 
 def _listed(given: Arguments) -> Arguments:
-    single = {name: n for name in _LISTS if isinstance(n := getattr(given, name), str)}
-    listed: dict[str, Any] = {name: [one] for name, one in single.items()}
-    return replace(given, **listed)
+    return replace(given, **{name: _list_of(getattr(given, name)) for name in _LISTS})
+
+
+def _list_of(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _list_of(its) for name, its in value.items()}
+    return [value] if isinstance(value, str) else value
 
 
 _LISTS = ("components", "blocks", "wrap_methods", "extra_tensors", "stay", "trainable")
