@@ -306,6 +306,12 @@ def test_blocks_are_named_by_the_class_or_by_the_caller(client: Client) -> None:
         client.attach({"dit": model}, resident={"vae": 0})
 
 
+def test_blocks_without_a_name_are_those_of_the_dit_alone(client: Client) -> None:
+    parts = {"transformer": seeded(Decoder), "text_encoder": seeded(Encoder)}
+    with client.attach(parts, blocks=["out"], resident={"text_encoder": 0}):
+        assert leases(client).keys() >= {"transformer/out", "text_encoder/layers.0-1"}
+
+
 def test_without_blocks_a_component_is_not_streamed_and_that_is_said(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:

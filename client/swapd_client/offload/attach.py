@@ -272,14 +272,7 @@ class _Attaching:
         )
 
     def _register(self, hows: Mapping[str, Sharing]) -> None:
-        given = self._arguments.blocks
-        blocks: Mapping[str, Sequence[str]] = {}
-        if given is not None:
-            streamed = [name for name, how in hows.items() if how.streamed]
-            blocks = given if isinstance(given, Mapping) else dict.fromkeys(streamed, given)
-        self._made = Registration(
-            self._client, self._owned, hows, self._called, blocks, self._starts
-        )
+        self._made = Registration(self._client, self._owned, hows, self._called, self._starts)
         self._made.run(self._found, self._trained, self._attachment.registered)
 
     def _names(self, parts: Iterable[ownership.Part]) -> list[str]:

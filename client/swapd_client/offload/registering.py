@@ -35,7 +35,6 @@ class Registration:
     owned: Ownership
     hows: Mapping[str, Sharing]
     called: Callable[[str], str]
-    blocks: Mapping[str, Sequence[str]]
     #: Modules that begin another component.
     stops: Iterable[int]
     #: By piece, so that `_take_back` knows them after an interrupt.
@@ -133,7 +132,7 @@ class Registration:
 
     def _in_blocks(self, piece: TensorGroup, how: Sharing, one: ComponentModule) -> bool:
         least = self.client.session.welcome.chunk_bytes
-        blocks = blocks_of(find.bare(one.module), self.blocks.get(piece.name), least)
+        blocks = blocks_of(find.bare(one.module), how.blocks, least)
         modules = [module for block in blocks for module in block.modules]
         if (outer := find.compiled_around(one.module, modules)) is not None:
             raise InvalidSource(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from swapd.shared.protocol import Policy
 from swapd.shared.units import parse_size
@@ -21,8 +21,10 @@ class Sharing:
     policy: Policy = "lru"
     part_of: str = ""
     streamed: bool = False
-    #: If streamed: how much to keep on the device, as bytes or "5.6GiB". None: as much as fits.
-    resident: int | str | None = None
+    #: If streamed: how many bytes to keep on the device. None: as many as fit.
+    resident: int | None = None
+    #: The paths of its blocks, or of lists of them. None: those that are found.
+    blocks: Sequence[str] | None = None
 
     @property
     def is_exclusive(self) -> bool:
@@ -108,14 +110,12 @@ def of_arguments(
     for what, given in (("resident", resident), ("blocks", blocks)):
         if given is None:
             continue
-        names = list(given) if isinstance(given, Mapping) else _worth_streaming(sizes, kind_of)
-        refuse_unknown(what, names, changed)
-        for name in names:
-            how = changed[name]
-            amount = how.resident
-            if what == "resident":
-                amount = _amount(given[name] if isinstance(given, Mapping) else given)
-            changed[name] = replace(how, streamed=True, resident=amount)
+        worth = _worth_streaming(sizes, kind_of)
+        by_name = given if isinstance(given, Mapping) else dict.fromkeys(worth, given)
+        refuse_unknown(what, by_name, changed)
+        for name, value in by_name.items():
+            own: dict[str, Any] = {what: _amount(value) if what == "resident" else value}
+            changed[name] = replace(changed[name], streamed=True, **own)
     return changed
 
 
