@@ -1,5 +1,7 @@
 """Each setting keeps its promise on the device, and sets the policy of each component."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -133,9 +135,12 @@ def test_a_policy_is_for_all_components(client: Client) -> None:
         assert {c.policy for c in client.status().components} == {"alternating"}
 
 
-def test_settings_in_which_nothing_is_on_attach_nothing(client: Client) -> None:
+@pytest.mark.parametrize("given", [{}, {"stay": ["vae"]}, {"resident": 0}])
+def test_settings_in_which_nothing_is_on_attach_nothing(
+    client: Client, given: dict[str, Any]
+) -> None:
     model = seeded(Model)
-    with client.attach(model, settings=OffloadSettings()) as attachment:
+    with client.attach(model, settings=OffloadSettings(), **given) as attachment:
         assert not client.status().components
         assert "no setting" in str(attachment)
         assert "_call_impl" not in vars(model.vae)

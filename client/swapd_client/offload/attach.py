@@ -239,6 +239,8 @@ class _Attaching:
         sizes |= {n: own.nbytes for n, own in self._owned.pieces.items() if n in sizes}
         strategy.refuse_unknown("kinds", given.kinds, sizes)
         strategy.refuse_unknown("stay", given.stay, sizes)
+        if given.settings is not None and given.settings.mode == "off":
+            return {}
 
         def kind_of(name: str) -> Kind:
             return given.kinds.get(name) or strategy.kind_of(name)
@@ -260,7 +262,7 @@ class _Attaching:
             hows = dict.fromkeys(moving, Sharing(given.policy))
         else:
             hows = strategy.of_settings(moving, given.settings, kind_of)
-        return hows and strategy.of_arguments(moving, hows, given.resident, given.blocks, kind_of)
+        return strategy.of_arguments(moving, hows, given.resident, given.blocks, kind_of)
 
     def _is_nested(self, name: str) -> bool:
         by_name = {one.name: one.module for one in self._found}

@@ -57,10 +57,8 @@ def beside_dits(names: Collection[str], kind_of: Callable[[str], Kind] = kind_of
 def of_settings(
     sizes: Mapping[str, int], settings: OffloadSettings, kind_of: Callable[[str], Kind] = kind_of
 ) -> dict[str, Sharing]:
-    """Return how each component shares the device; {} if no switch is on. `sizes`: bytes."""
+    """Return how each component shares the device, if a switch is on. `sizes`: bytes."""
     mode = settings.mode
-    if mode == "off":
-        return {}
     by_kind, others = _MODES[mode]
     hows = {name: by_kind.get(kind_of(name), others) for name in sizes}
     if mode == "layerwise":
