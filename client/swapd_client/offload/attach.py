@@ -262,7 +262,8 @@ class _Attaching:
             hows = dict.fromkeys(moving, Sharing(given.policy))
         else:
             hows = strategy.of_settings(moving, given.settings, kind_of)
-        return strategy.of_arguments(moving, hows, given.resident, given.blocks, kind_of)
+        streamed = {"resident": given.resident, "blocks": given.blocks}
+        return strategy.of_arguments(moving, hows, given.stay, streamed, kind_of)
 
     def _is_nested(self, name: str) -> bool:
         by_name = {one.name: one.module for one in self._found}

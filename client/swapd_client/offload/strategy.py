@@ -47,7 +47,7 @@ def refuse_unknown(what: str, names: Iterable[str], there: Iterable[str]) -> Non
             )
 
 
-def beside_dits(names: Collection[str], kind_of: Callable[[str], Kind] = kind_of) -> list[str]:
+def beside_dits(names: Collection[str], kind_of: Callable[[str], Kind]) -> list[str]:
     """Return the components that run at each step of a DiT, and so must not exclude it."""
     if not any(kind_of(name) == "dit" for name in names):
         return []
@@ -96,22 +96,25 @@ def _worth_streaming(names: Mapping[str, int], kind_of: Callable[[str], Kind]) -
 def of_arguments(
     sizes: Mapping[str, int],
     hows: Mapping[str, Sharing],
-    resident: int | str | Mapping[str, int | str] | None,
-    blocks: Sequence[str] | Mapping[str, Sequence[str]] | None,
-    kind_of: Callable[[str], Kind] = kind_of,
+    stay: Sequence[str],
+    arguments: Mapping[str, Any],
+    kind_of: Callable[[str], Kind],
 ) -> dict[str, Sharing]:
-    """Return `hows` with the components in `resident` and `blocks` streamed.
+    """Return `hows` with the components in the arguments `resident` and `blocks` streamed.
 
-    Values without names apply to all components worth streaming. Raises: InvalidSource.
+    Values without names apply to all components worth streaming. `stay`: components that are not in
+    `sizes` and `hows`. Raises: InvalidSource.
     """
     changed = dict(hows)
-    for what, given in (("resident", resident), ("blocks", blocks)):
+    for what, given in arguments.items():
         if given is None:
             continue
-        worth = _worth_streaming(sizes, kind_of)
+        worth = _worth_streaming(sizes, kind_of) or stay
         by_name = given if isinstance(given, Mapping) else dict.fromkeys(worth, given)
-        refuse_unknown(what, by_name, changed)
+        refuse_unknown(what, by_name, [*changed, *stay])
         for name, value in by_name.items():
+            if name in stay:
+                raise InvalidSource(f"{what}: {name!r} is in stay=, so nothing of it is streamed")
             own: dict[str, Any] = {what: _amount(value) if what == "resident" else value}
             changed[name] = replace(changed[name], streamed=True, **own)
     return changed
@@ -122,6 +125,6 @@ def _amount(given: object) -> int | None:
         nbytes = parse_size(given) if isinstance(given, str) else given
     except ValueError as exc:
         raise InvalidSource(f"resident: {exc}") from exc
-    if nbytes is not None and (not isinstance(nbytes, int) or nbytes < 0):
+    if nbytes is not None and (type(nbytes) is not int or nbytes < 0):  # True is no size
         raise InvalidSource(f'resident: {given!r} is no size; give bytes, or one like "5.6GiB"')
     return nbytes
