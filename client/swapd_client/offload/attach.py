@@ -237,7 +237,7 @@ class _Attaching:
         given = self._arguments
         sizes = dict.fromkeys((one.name for one in self._found), 0)
         sizes |= {n: own.nbytes for n, own in self._owned.pieces.items() if n in sizes}
-        strategy.refuse_unknown("kinds", given.kinds, sizes)
+        strategy.refuse_kinds(given.kinds, sizes)
         strategy.refuse_unknown("stay", given.stay, sizes)
         if given.settings is not None and given.settings.mode == "off":
             return {}

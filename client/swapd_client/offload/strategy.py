@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from swapd.shared.protocol import Policy
 from swapd.shared.units import parse_size
-from swapd_client.errors import InvalidSource
+from swapd_client.errors import InvalidArgument, InvalidSource
 from swapd_client.offload.automatic import BESIDE_DITS, DITS, ENCODERS, VAES
 from swapd_client.offload.settings import OffloadSettings
 
@@ -44,6 +44,15 @@ def refuse_unknown(what: str, names: Iterable[str], there: Iterable[str]) -> Non
         if name not in there:
             raise InvalidSource(
                 f"{what}: no component is called {name!r}; there are: {', '.join(there)}"
+            )
+
+
+def refuse_kinds(kinds: Mapping[str, Kind], there: Iterable[str]) -> None:
+    refuse_unknown("kinds", kinds, there)
+    for name, kind in kinds.items():
+        if kind not in get_args(Kind):
+            raise InvalidArgument(
+                f"kinds: {kind!r}, of {name!r}, is none; there are: dit, encoder, vae"
             )
 
 
