@@ -255,6 +255,7 @@ def test_attached_components_are_updated_by_their_own_state_dicts(client: Client
         ({"resident": True}, "resident: True is no size"),
         ({"resident": {"vae": 0}, "stay": ["vae"]}, "resident: 'vae' is in stay="),
         ({"components": ["vae"], "blocks": "out", "stay": "vae"}, "blocks: 'vae' is in stay="),
+        ({"components": []}, "components is empty; leave it out to attach all"),
         ({"kinds": {"vae": "VAE"}}, "kinds: 'VAE', of 'vae', is none; there are: dit, "),
         ({"wrap_methods": ["decod"]}, "wrap_methods: no component has a method 'decod'"),
         ({"blocks": "layers"}, "blocks names 'layers', and Sequential"),

@@ -182,6 +182,7 @@ def test_a_misspelt_keyword_is_told_the_right_one() -> None:
         ("cpu_offload_strategy", "alternate"),
         ("cpu_offload_gb", -1),
         ("cpu_offload_gb", float("inf")),
+        ("cpu_offload_gb", 1e300),
         ("cpu_offload_gb", float("nan")),
         ("cpu_offload_gb", "8"),
         ("enable_cpu_offload", 1),

@@ -70,6 +70,8 @@ def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
         )
     if components is None and settings is not None:
         components = settings.cpu_offload_components
+    if components is not None and not components and not isinstance(components, str):
+        raise InvalidArgument("components is empty; leave it out to attach all components found")
     return _listed(replace(given, components=components, settings=settings))
 
 

@@ -26,6 +26,8 @@ from swapd.shared.documents import BadDocument, read_yaml
 from swapd.shared.text import meant
 from swapd_client.errors import InvalidArgument
 
+_GIB = 1 << 30
+
 Strategy = Literal["alternating", "sequential"]
 Mode = Literal["off", "alternating", "sequential", "model", "layerwise", "partial"]
 
@@ -71,7 +73,7 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidArgument(
                 "cpu_offload_components is empty; leave it out to offload all components found"
             )
-        if not isfinite(self.cpu_offload_gb):
+        if not isfinite(self.cpu_offload_gb * _GIB):
             raise InvalidArgument(f"cpu_offload_gb: {self.cpu_offload_gb} is not a size")
         switches = ("enable_layerwise_offload", "enable_cpu_offload")
         other = next((name for name in switches if getattr(self, name)), None)
@@ -108,7 +110,7 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def offloaded_bytes(self) -> int:
-        return int(self.cpu_offload_gb * (1 << 30))
+        return int(self.cpu_offload_gb * _GIB)
 
 
 NAMES = OffloadSettings.__struct_fields__
