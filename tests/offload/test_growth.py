@@ -1,5 +1,7 @@
 """Parameters added after `attach` are reported once, and registered by `refresh`."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -65,13 +67,24 @@ def test_a_replaced_child_and_a_replaced_component_are_taken_in(
         assert torch.equal(model.vae.decode(X), expected[1])
 
 
-def test_what_an_alternating_component_got_stays_out_of_the_group(client: Client) -> None:
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        ({"cpu_offload_enabled": True}, "lru"),  # out of the group
+        ({"policy": "sequential"}, "sequential"),
+        ({"stay": ["transformer"]}, "permanent"),
+    ],
+)
+def test_what_a_component_got_shares_the_device_as_it_does(
+    client: Client, given: dict[str, Any], policy: str
+) -> None:
     model = seeded(Model)
-    with client.attach(model, cpu_offload_enabled=True) as attachment:
+    with client.attach(model, **given) as attachment:
         model.transformer[1] = Lora(model.transformer[1]).requires_grad_(False)
         attachment.refresh()
         model.transformer(X)
-        assert {c.name: c.group for c in client.status().components}["transformer~2"] is None
+        new = {c.name: c for c in client.status().components}["transformer~2"]
+        assert (new.policy, new.group) == (policy, None)
 
 
 def test_new_weights_in_one_storage_or_of_another_model_are_nobodys_news(

@@ -82,15 +82,14 @@ class Registration:
 
     def _how(self, piece: TensorGroup) -> Sharing:
         parts = self.owned.made_of.get(piece.name)
-        if parts is None:  # shared: sequential if all users are, and permanent if one is
-            users = [self.hows[n] for n, made in self.owned.made_of.items() if piece in made]
-            if all(how.policy == "sequential" for how in users):
-                return Sharing("sequential")
-            stays = any(how.policy == "permanent" for how in users)
-            return Sharing("permanent") if stays else Sharing()
-        if any(isinstance(part, str) for part in parts):
-            return Sharing()  # its other parts may be in a group, or streamed
-        return self.hows[piece.name]
+        if parts is not None and not any(isinstance(part, str) for part in parts):
+            return self.hows[piece.name]
+        # shared, or beside parts that may be in a group, or streamed
+        users = [self.hows[n] for n, made in self.owned.made_of.items() if piece in made]
+        if all(how.policy == "sequential" for how in users):
+            return Sharing("sequential")
+        stays = any(how.policy == "permanent" for how in users)
+        return Sharing("permanent") if stays else Sharing()
 
     def _one(self, piece: TensorGroup, one: ComponentModule | None) -> None:
         how = self._how(piece)
