@@ -124,6 +124,24 @@ def test_what_will_not_fit_beside_what_stays_is_a_warning(
     assert not warnings(caplog)
 
 
+def test_of_what_was_registered_before_the_policy_counts_that_it_has(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    vae, dit = layer(9), layer(9)
+    client.register("a", vae)
+    with client.attach({"vae": vae, "dit": dit}, stay=["vae"]), torch.inference_mode():
+        assert "'vae' was registered before attach, as 'lru', and stays so" in warnings(caplog)
+        assert "will be refused" not in warnings(caplog)
+        for module in (vae, dit):
+            module(X)
+    client.unregister("a")
+    caplog.clear()
+    client.register("a", vae, policy="permanent")
+    with client.attach({"vae": vae, "dit": dit}):
+        assert "(a), a call of 'dit' will be refused" in warnings(caplog)
+        assert "registered before" not in warnings(caplog)
+
+
 def test_a_call_in_a_call_for_which_there_is_no_room_says_so(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:

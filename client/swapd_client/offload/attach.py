@@ -19,6 +19,7 @@ from swapd_client.covered import to_its_end
 from swapd_client.errors import DuplicateName, InvalidArgument, InvalidSource, SwapdError, TooLarge
 from swapd_client.log import log
 from swapd_client.memory.movable import nbytes_of
+from swapd_client.memory.part import Part
 from swapd_client.offload import find, hooks, ownership, strategy, tools
 from swapd_client.offload.attach_barrier import without_calls
 from swapd_client.offload.attachment import (
@@ -214,7 +215,7 @@ class _Attaching:
             install = partial(self._install, methods)
             self._register(hows)  # no interrupt comes before the next line
             to_its_end(install)  # weights without their hooks would be read without a lease
-            self._refuse_what_never_fits(hows, again=again)
+            self._refuse_what_never_fits(again=again)
         found = [one.name for one in self._found if not one.whole]
         stays = staying(find.modules_of(self._roots), found, self._owned.left)
         self._attachment.summary = self._summary(stays)
@@ -307,16 +308,17 @@ class _Attaching:
         installer.around()
         tools.watch()
 
-    def _refuse_what_never_fits(self, hows: Mapping[str, Sharing], *, again: bool) -> None:
-        components = self._attachment.components
-        never_leave = [
-            called
-            for name, how in hows.items()
-            if how.policy == "permanent" and name not in self._attachment.streamed
-            for called in components[name].all_of_it.names
-        ]
+    def _refuse_what_never_fits(self, *, again: bool) -> None:
+        own, components = self._client.session.own, self._attachment.components
+        never_leave = {
+            called: None
+            for name, one in components.items()
+            if name not in self._attachment.streamed
+            for called in one.all_of_it.names
+            if own(called).policy == "permanent"
+        }
         try:
-            refuse_what_never_fits(self._client, components, never_leave)
+            refuse_what_never_fits(self._client, components, list(never_leave))
         except TooLarge as exc:
             if not again:  # at a refresh, the old components are in use already
                 raise
@@ -354,6 +356,16 @@ class _Attaching:
         return f"{why if self._guessed else ''}{found}{rest}"
 
     def _warn(self, stays: PrivateBytes) -> None:
+        for name, how in self._how.items():
+            if how != Sharing() and (others := [p for p in self._before(name) if not how.is_of(p)]):
+                log.warning(
+                    "%r was registered before attach, as %r, and stays so: policy, settings, stay, "
+                    "resident and blocks do not change that. client.unregister(%r) it first, or "
+                    "give its policy to the call that registers it",
+                    name,
+                    others[0].policy,
+                    others[0].part_of or others[0].name,
+                )
         lent = sum(one.nbytes for one in self._attachment.components.values())
         for said in stays.warnings(lent, named=self._arguments.components is not None):
             log.warning("%s", said)
@@ -363,6 +375,12 @@ class _Attaching:
                 "those that never change in extra_tensors=",
                 ", ".join(f"{name} ({size(nbytes_of(t))})" for name, t in self._plain.items()),
             )
+
+    def _before(self, name: str) -> Iterable[Part]:
+        """Yield the parts of a component that were registered before the model was attached."""
+        for part in self._owned.made_of[name]:
+            if isinstance(part, str) and part not in self._attachment.registered:
+                yield self._client.session.own(part)
 
 
 def _described(one: AttachedComponent, streamed: Mapping[str, StreamedComponent]) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from swapd.shared.protocol import Policy
 from swapd.shared.units import parse_size
 from swapd_client.errors import InvalidArgument, InvalidSource
+from swapd_client.memory.part import Part
 from swapd_client.offload.automatic import BESIDE_DITS, DITS, ENCODERS, VAES
 from swapd_client.offload.settings import OffloadSettings
 
@@ -29,6 +30,11 @@ class Sharing:
     @property
     def is_exclusive(self) -> bool:
         return self.policy == "alternating"
+
+    def is_of(self, part: Part) -> bool:
+        """Whether a registered component shares the device like this."""
+        by_block = bool(part.part_of) and self.resident is None and self.blocks is None
+        return part.policy == self.policy and (by_block or not self.streamed)
 
 
 def kind_of(name: str) -> Kind:
