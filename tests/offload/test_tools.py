@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import fusion, parametrizations, parametrize, prune
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.optim.swa_utils import AveragedModel
 
 from swapd_client import Client, NotWhileAttached, dropped
 from swapd_client.offload import tools
+from tests.interrupts import interrupt, interrupts, places
 from tests.offload.modules import evict
 from tests.offload.twins import same
 from tests.threads import started
@@ -260,6 +262,22 @@ def test_a_library_that_is_imported_later_is_covered_too(
         nn.Linear(1, 1)  # any module that is made
         late.zero(model.linear.weight)
         assert not dict(model.state_dict())["linear.weight"].any()
+
+
+def test_after_an_interrupt_no_function_stays_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "TOOLS", {("torch.nn.init", ""): {"zeros_": tools._write}})
+
+    def watched() -> tuple[object, int]:
+        return nn.init.zeros_, len(_global_optimizer_pre_hooks)
+
+    before = watched()
+    with interrupts():
+        found = places(tools.watch, 10**6)
+        tools.rest()
+        for place in found:
+            interrupt(tools.watch, place)
+            tools.rest()
+            assert watched() == before, place
 
 
 def test_private_tensors_wait_for_nobody(client: Client) -> None:

@@ -5,12 +5,11 @@ its arguments, and of those in modules among them. Code that imported a function
 calls the original. Methods that models of many classes have are in `guards.py`.
 """
 
-import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 
@@ -89,7 +88,8 @@ TOOLS: Mapping[tuple[str, str], Mapping[str, Run]] = {
 }
 
 _lock = threading.Lock()
-_replaced = ExitStack()
+#: Put functions back, and remove torch's hook. Each may be called twice.
+_to_undo: list[Callable[[], None]] = []
 #: Keys of `TOOLS` whose libraries are not imported yet.
 _missing: list[tuple[str, str]] = []
 _is_watching = False
@@ -100,7 +100,7 @@ def watch() -> None:
     with _lock:
         if not _is_watching:
             _is_watching = True
-            _replaced.callback(register_optimizer_step_pre_hook(private.refuse_step).remove)
+            _to_undo.append(register_optimizer_step_pre_hook(private.refuse_step).remove)
             _missing[:] = TOOLS
         _replace()
 
@@ -111,7 +111,9 @@ def rest() -> None:
         if not guards.is_any():
             _is_watching = False
             _missing.clear()
-            _replaced.close()
+            while _to_undo:
+                _to_undo[-1]()
+                _to_undo.pop()
 
 
 def look() -> None:
@@ -153,9 +155,9 @@ def _replace_one(place: Any, name: str, runs: Run) -> None:
     if not callable(function):
         return
 
-    @functools.wraps(function)
+    @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         return runs(function, args, kwargs)
 
+    _to_undo.append(partial(setattr, place, name, given))  # first: an interrupt may come in between
     setattr(place, name, run if function is given else type(given)(run))
-    _replaced.callback(setattr, place, name, given)
