@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from swapd.shared import fds
 from swapd.shared.config import NOTIFY_VARIABLE, variable
@@ -166,6 +166,13 @@ class Threads(ThreadPoolExecutor):
         """Run a call in one of the threads; return its result. Cancelling this drops a call that
         has not begun; a running call goes on."""
         return await asyncio.wrap_future(self.submit(call, *args, **kwargs))
+
+
+def process_lock() -> Any:
+    """Return an RLock that is free in a forked child, whichever thread of the parent has it."""
+    lock: Any = threading.RLock()
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)
+    return lock
 
 
 def start(thread: threading.Thread) -> None:

@@ -32,7 +32,7 @@ DROPPED = [
     "a_lease_and_a_generator_dropped",
 ]
 #: What a thread holds when another thread forks.
-HELD = ["whole", "streamed_all_in", "streamed", "in_use"]
+HELD = ["whole", "streamed_all_in", "streamed", "in_use", "while_a_thread_attaches"]
 
 
 @pytest.mark.parametrize("case", [*DROPPED, *HELD])

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from swapd.shared.system import process_lock
 from swapd.shared.units import size
 from swapd_client.covered import covered, to_its_end
 from swapd_client.dropped import await_given_back, when_collected
@@ -31,7 +32,7 @@ from swapd_client.registration import refuse_in_use, unregister
 
 #: Held while hooks are installed or removed: loaders that patch torch's registration for the whole
 #: process must not see it half done.
-ONE_AT_A_TIME = threading.Lock()
+ONE_AT_A_TIME = process_lock()
 
 
 @dataclass(eq=False)

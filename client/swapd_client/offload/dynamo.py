@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import threading
 from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -23,11 +22,12 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
+from swapd.shared.system import process_lock
 from swapd_client.offload.copies import Marker
 
 _NAME = "torch._dynamo"
 
-_lock = threading.Lock()
+_lock = process_lock()
 _waiting: list[Callable[[], None]] = []
 
 

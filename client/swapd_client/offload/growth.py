@@ -7,7 +7,6 @@ DistributedDataParallel and FSDP read and write all weights in their constructor
 """
 
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType
@@ -18,6 +17,7 @@ import torch
 from torch.nn import Module
 from torch.nn.modules import module as torchs
 
+from swapd.shared.system import process_lock
 from swapd_client.errors import NotWhileAttached
 from swapd_client.log import log
 from swapd_client.offload import tools
@@ -50,7 +50,7 @@ class Growth:
 
 
 _watched: "WeakKeyDictionary[Module, Growth]" = WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = process_lock()
 _handles: list[Any] = []
 
 

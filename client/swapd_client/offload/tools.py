@@ -6,7 +6,6 @@ calls the original. Methods that models of many classes have are in `guards.py`.
 """
 
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial, wraps
@@ -18,6 +17,7 @@ from torch.nn import Module
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from swapd.shared.system import process_lock
 from swapd_client.offload import copies, guards, private, weights
 from swapd_client.offload.copies import Run
 
@@ -87,7 +87,7 @@ TOOLS: Mapping[tuple[str, str], Mapping[str, Run]] = {
     ("peft.utils.hotswap", ""): {"hotswap_adapter_from_state_dict": _write_adapters},
 }
 
-_lock = threading.Lock()
+_lock = process_lock()
 #: Put functions back, and remove torch's hook. Each may be called twice.
 _to_undo: list[Callable[[], None]] = []
 #: Keys of `TOOLS` whose libraries are not imported yet.

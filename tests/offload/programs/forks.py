@@ -23,6 +23,7 @@ from swapd.shared.board import BOARD_BYTES, Boards
 from swapd.shared.fds import OwnedFd
 from swapd_client import Client, connect, dropped
 from swapd_client.leases import cache
+from swapd_client.offload.attachment import ONE_AT_A_TIME
 from swapd_client.session import channel
 from tests.offload.modules import TOKENS, Encoder, evict, seeded
 from tests.threads import started
@@ -198,6 +199,27 @@ def end_children_that_speak() -> None:
     for name in ("send", "call", "abandon"):
         watch(channel.Channel, name)
     watch(cache.Cache, "each")
+
+
+def while_a_thread_attaches(folder: str) -> None:
+    client, stop = connect(folder, label="child"), Stop()
+    model = nn.Sequential(nn.Linear(4, 4), stop)
+    call = started(model, torch.ones(1, 4))
+    stop.inside.wait()
+    attach = started(client.attach, {"text": model})
+    while ONE_AT_A_TIME.acquire(blocking=False):
+        ONE_AT_A_TIME.release()
+
+    def attach_another() -> None:
+        other = seeded(Encoder)
+        with connect(folder, label="grandchild") as mine, mine.attach({"a": other}):
+            other(TOKENS)
+
+    in_a_child(attach_another)
+    stop.go_on.set()
+    call.join()
+    attach.join()
+    client.close()
 
 
 def forked_in_the_midst() -> None:
