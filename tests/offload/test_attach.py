@@ -6,6 +6,7 @@ import logging
 import re
 import tracemalloc
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 from swapd_client import (
     Client,
+    ClientClosed,
     DuplicateName,
     InUse,
     InvalidSource,
@@ -30,6 +32,7 @@ from tests.offload.modules import (
     evict,
     seeded,
 )
+from tests.threads import started
 
 
 def names(client: Client) -> set[str]:
@@ -205,6 +208,35 @@ def test_a_client_that_is_closed_takes_its_hooks_along(client: Client) -> None:
     model, expected = computed(TOKENS, Model)
     client.attach(model)
     client.close()
+    assert torch.equal(model(TOKENS), expected)
+    assert not any("_call_impl" in vars(m) for m in model.modules())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_client_that_is_closed_while_it_attaches_leaves_no_hooks(
+    client: Client, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    model, expected = computed(TOKENS, Model)
+    attach: Any = partial(client.attach, model, stay=["vae"])
+    if again:
+        attach = attach().refresh
+    monkeypatch.setattr(client, "forecast", lambda *_: started(client.close).join())
+    with pytest.raises(ClientClosed):
+        attach()
+    assert torch.equal(model(TOKENS), expected)
+    assert not any("_call_impl" in vars(m) for m in model.modules())
+
+
+def test_a_client_may_be_closed_while_its_model_is_detached(client: Client) -> None:
+    model, expected = computed(TOKENS, Model)
+    attachment = client.attach(model)
+
+    def close_once() -> None:
+        if not client.session.closed:
+            started(client.close).join()
+
+    attachment.to_undo(close_once)
+    attachment.detach()
     assert torch.equal(model(TOKENS), expected)
     assert not any("_call_impl" in vars(m) for m in model.modules())
 

@@ -16,7 +16,13 @@ from swapd.shared.text import counted
 from swapd.shared.units import size
 from swapd_client import dropped
 from swapd_client.covered import to_its_end
-from swapd_client.errors import DuplicateName, InvalidArgument, InvalidSource, SwapdError, TooLarge
+from swapd_client.errors import (
+    DuplicateName,
+    InvalidArgument,
+    InvalidSource,
+    SwapdError,
+    TooLarge,
+)
 from swapd_client.log import log
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.memory.part import Part
@@ -127,6 +133,7 @@ def _attach(
         attachment._again = run
     client.attachments.add(attachment)
     take_back_if_dropped(client, attachment)
+    attachment.let_go_if_closed()
 
 
 class _Attaching:

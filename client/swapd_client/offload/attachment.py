@@ -1,6 +1,7 @@
 """An attached model: its components, leases on them, edits of weights, `refresh` and `detach`."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -139,8 +140,9 @@ class Attachment(AbstractContextManager["Attachment"]):
         self._again: Callable[[], None] | None = None
         self._client = client
         self._prefix = prefix
-        #: Remove hooks and guards. Each may be called twice, or before its hook is there.
-        self._installed: list[Callable[[], None]] = []
+        #: Remove hooks and guards, the last first. Each may be called twice, or before its hook is
+        #: there.
+        self._installed: deque[Callable[[], None]] = deque()
 
     def __repr__(self) -> str:
         return f"<Attachment {self.summary}>"
@@ -224,7 +226,7 @@ class Attachment(AbstractContextManager["Attachment"]):
 
     def to_undo(self, undo: Callable[[], None]) -> None:
         """Have `detach` call `undo()`. Call this before the change: an interrupt may come first."""
-        self._installed.append(undo)
+        self._installed.appendleft(undo)
 
     def refresh(self) -> None:
         """Register parameters and modules that the model gained since it was attached.
@@ -235,7 +237,10 @@ class Attachment(AbstractContextManager["Attachment"]):
         await_given_back()
         with ONE_AT_A_TIME:
             if self._again is not None:
-                self._again()
+                try:
+                    self._again()
+                finally:
+                    self.let_go_if_closed()
 
     def detach(self) -> None:
         """Remove all hooks, and move the weights back into ordinary private memory.
@@ -316,10 +321,18 @@ class Attachment(AbstractContextManager["Attachment"]):
         self._uninstall()
         self._client.attachments.discard(self)
 
+    def let_go_if_closed(self) -> None:
+        """Remove hooks that were installed while another thread closed the client, and raise."""
+        if isinstance(self._client.session.error, ClientClosed):
+            self.let_go()
+            self._client.session.check()
+
     def _uninstall(self) -> None:
         while self._installed:
-            self._installed[-1]()
-            self._installed.pop()
+            with suppress(IndexError, ValueError):  # another thread, which closes, does the same
+                undo = self._installed[0]
+                undo()
+                self._installed.remove(undo)
 
 
 def take_back_if_dropped(client: AttachClient, attachment: Attachment) -> None:
