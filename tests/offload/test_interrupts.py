@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from swapd_client import Client
 from swapd_client.offload.attachment import Attachment
@@ -230,6 +231,28 @@ def test_an_interrupted_pass_through_blocks_holds_nothing_and_the_next_one_runs(
             await_none_leased(client)
     assert_private(client, model)
     assert torch.equal(model(X), expected)
+
+
+class Reads(Blocks):
+    """Reads a block once more, outside of its call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + self.blocks[0].weight[0])
+
+
+def test_an_interrupted_first_call_watches_nothing_and_holds_nothing(client: Client) -> None:
+    model, expected = computed(X, Reads, 2)
+    attach = partial(client.attach, {"dit": model}, blocks=["blocks"], resident=0)
+    with attach():
+        found = places(partial(model, X), 10**6)
+    ours = {p[:2]: p for p in found if p.code.co_filename.endswith("first_call.py")}
+    for place in ours.values():
+        with attach():
+            interrupt(partial(model, X), place)
+            assert _get_current_dispatch_mode() is None
+            assert not here().counts
+            await_none_leased(client)
+            assert torch.equal(model(X), expected)
 
 
 def edit(attachment: Attachment, model: Model, value: float) -> None:

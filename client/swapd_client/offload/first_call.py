@@ -57,14 +57,16 @@ class FirstCall(Method):
         gate, parts = self._gate, self._parts
         if not parts or (gate is not None and gate.all_of_it in thread.scope.counts):
             return self.__wrapped__(*args, **kwargs)
-        reads, output = _Reads(self, parts, self._to_undo), None
+        reads = _Reads(self, parts, self._to_undo)
         try:
             _begin(reads)
-            output = self.__wrapped__(*args, **kwargs)
+            output = _own(reads, self.__wrapped__(*args, **kwargs))
+            _end(reads)
             self._parts = ()
-        finally:
-            output = _end(reads, output)
-        return output
+            return output
+        except BaseException:  # also an interrupt, perhaps in `_end`
+            _end(reads)
+            raise
 
 
 _CALL = FirstCall.__call__.__code__
@@ -195,13 +197,21 @@ def _begin(reads: _Reads) -> None:
 
 
 @uncompiled
-def _end(reads: _Reads, output: Any) -> Any:
-    if modes._get_current_dispatch_mode() is reads:  # else an interrupt came before the push
+def _own(reads: _Reads, output: Any) -> Any:
+    _pop(reads)
+    return output if type(output) in LATER else reads.own(output)
+
+
+@uncompiled
+def _end(reads: _Reads) -> None:
+    """Undo `_begin`, and release what the reads hold. May be repeated after an interrupt."""
+    _pop(reads)
+    reads.release()
+
+
+def _pop(reads: _Reads) -> None:
+    if modes._get_current_dispatch_mode() is reads:
         modes._pop_mode()
-    try:
-        return output if type(output) in LATER else reads.own(output)
-    finally:
-        reads.release()
 
 
 def _is_method(module: Module, name: str) -> bool:
