@@ -21,6 +21,7 @@ from swapd_client import (
     InvalidSource,
     SwapdError,
 )
+from swapd_client.offload.settings import OffloadSettings
 from tests.offload.modules import (
     TOKENS,
     Decoder,
@@ -289,7 +290,14 @@ def test_attached_components_are_updated_by_their_own_state_dicts(client: Client
         ({"components": ["vae"], "blocks": "out", "stay": "vae"}, "blocks: 'vae' is in stay="),
         ({"components": []}, "components is empty; leave it out to attach all"),
         ({"kinds": {"vae": "VAE"}}, "kinds: 'VAE', of 'vae', is none; there are: dit, "),
+        ({"kinds": {"unet": "dit"}}, "kinds: no component is called 'unet'; there are: text"),
+        ({"stay": ["unet"]}, "stay: no component is called 'unet'"),
+        ({"resident": {"unet": 0}}, "resident: no component is called 'unet'"),
+        ({"settings": OffloadSettings(), "cpu_offload_gb": 1}, "give all in one or the other"),
+        ({"cpu_offload_enable": True}, "did you mean cpu_offload_enabled"),
         ({"wrap_methods": ["decod"]}, "wrap_methods: no component has a method 'decod'"),
+        ({"wrap_methods": {"vae": ["decod"]}}, "wrap_methods: 'vae' has no method 'decod'"),
+        ({"wrap_methods": {"unet": ["decode"]}}, "wrap_methods: no component is called 'unet'"),
         ({"blocks": "layers"}, "blocks names 'layers', and Sequential"),
         ({"extra_tensors": "window"}, "nothing is called 'window'"),
     ],
@@ -309,7 +317,9 @@ def test_a_model_without_modules_is_none(client: Client) -> None:
         client.attach({})
 
 
-@pytest.mark.parametrize("methods", ["_decode", {"vae": "_decode"}])
+@pytest.mark.parametrize(
+    "methods", ["_decode", ["_decode"], {"vae": "_decode"}, {"vae": ["_decode"]}]
+)
 def test_one_name_may_be_given_as_such(client: Client, methods: Any) -> None:
     model = seeded(Model)
     blocks: Any = {"text_encoder": "layers"}

@@ -57,26 +57,19 @@ class Raises(nn.Module):
         return x
 
 
-def test_an_exception_gives_the_component_back(client: Client) -> None:
-    model = seeded(Raises)
-    with client.attach({"dit": model}):
-        model.error = ValueError("deep")
-        with pytest.raises(ValueError, match="deep"):
-            model(X)
-        assert held_now(client) == 0
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError])
-def test_an_interrupt_gives_the_component_back(client: Client, error: type[BaseException]) -> None:
-    model = seeded(Raises)
-    with client.attach({"dit": model}):
-        model.error = error()
-        with pytest.raises(error):
-            model(X)
-        assert held_now(client) == 0
-        model.error = None
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, asyncio.CancelledError])
+def test_an_error_gives_the_component_back(client: Client, error: type[BaseException]) -> None:
+    model = seeded(Lists)
+    with client.attach({"dit": model}, "."), torch.inference_mode():
+        model.layers[1].error = error()
+        for call in (model.layers[1], model):
+            with pytest.raises(error):
+                call(X)
+            assert held_now(client) == 0
+        model.layers[1].error = None
         model(X)
         assert held_now(client) == 0
+        assert not here().counts
 
 
 def test_an_interrupt_inside_an_outer_call_leaves_the_outer_one_held(client: Client) -> None:
@@ -176,23 +169,6 @@ def test_methods_of_the_components_own_class_hold_it(client: Client) -> None:
     assert "decode" not in model.__dict__
 
 
-def test_a_method_that_is_named_holds_the_component_too(client: Client) -> None:
-    class Private(Decoder):
-        pass
-
-    model = seeded(Private)
-    with client.attach({"vae": model}, wrap_methods={"vae": ["_decode"]}):
-        evict(client, "vae")
-        model._decode(X)
-    with client.attach({"vae": model}, wrap_methods=["_decode"]):
-        evict(client, "vae")
-        model._decode(X)
-    with pytest.raises(ValueError, match=r"'vae' .*'missing'"):
-        client.attach({"vae": model}, wrap_methods={"vae": ["missing"]})
-    with pytest.raises(ValueError, match="no component is called 'dit'"):
-        client.attach({"vae": model}, wrap_methods={"dit": ["decode"]})
-
-
 def test_a_parents_direct_reads_are_for_use(client: Client) -> None:
     model = seeded(Encoder)
     want = nn.functional.linear(X, model.embed.weight)
@@ -272,24 +248,6 @@ def test_a_member_of_a_list_may_be_called_by_itself(
                 assert torch.equal(model(X), whole)
                 assert torch.equal(call(model), expected)
             assert held_now(client) == 0
-        assert not here().counts
-
-
-def test_a_member_that_raises_leaves_nothing_held(client: Client) -> None:
-    model = seeded(Lists)
-    with client.attach({"dit": model}, "."), torch.inference_mode():
-        model.layers[1].error = ValueError("deep")
-        for call in (model.layers[1], model):
-            with pytest.raises(ValueError, match="deep"):
-                call(X)
-            assert held_now(client) == 0
-        model.layers[1].error = KeyboardInterrupt()
-        for call in (model.layers[1], model):
-            with pytest.raises(KeyboardInterrupt):
-                call(X)
-        model.layers[1].error = None
-        model(X)
-        assert held_now(client) == 0
         assert not here().counts
 
 
