@@ -233,8 +233,7 @@ def test_methods_that_a_module_has_of_its_own_are_asked_and_put_back(client: Cli
     lent = Lent(client, make)
     lent.module.load_state_dict(lent.module.state_dict())
     assert asked == ["load"]
-    lent.undo()
-    client.unregister("m")
+    lent.end()
     assert [*vars(lent.module)] == [*vars(lent.twin)]
     lent.module.load_state_dict(lent.twin.state_dict())
     assert asked == ["load", "load"]

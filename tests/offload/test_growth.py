@@ -1,13 +1,15 @@
 """Parameters added after `attach` are reported once, and registered by `refresh`."""
 
+import gc
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torchs
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from swapd_client import Client
+from swapd_client import Client, dropped
 from tests.offload.modules import WIDTH, Model, assert_comes_back, evict, seeded
 
 X = torch.ones(2, WIDTH)
@@ -99,10 +101,16 @@ def test_new_weights_in_one_storage_or_of_another_model_are_nobodys_news(
 
 
 def test_nothing_watches_when_nothing_is_attached(client: Client) -> None:
-    before = len(torchs._global_parameter_registration_hooks)
+    def watching() -> tuple[int, int]:
+        return len(torchs._global_parameter_registration_hooks), len(_global_optimizer_pre_hooks)
+
+    gc.collect()
+    dropped.settle()  # models of earlier tests
+    assert watching() == (0, 0)
     first, second = client.attach(seeded(Model)), client.attach(seeded(Model), prefix="b")
-    assert len(torchs._global_parameter_registration_hooks) == before + 1
+    first.refresh()
+    assert watching() == (1, 1)
     first.detach()
-    assert len(torchs._global_parameter_registration_hooks) == before + 1
+    assert watching() == (1, 1)
     second.detach()
-    assert len(torchs._global_parameter_registration_hooks) == before
+    assert watching() == (0, 0)

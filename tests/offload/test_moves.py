@@ -99,16 +99,9 @@ def test_a_change_that_concerns_no_weight_of_swapd_s_is_made(client: Client) -> 
     assert lent.is_out()
 
 
-def test_undone_it_may_be_cast(client: Client) -> None:
+@pytest.mark.parametrize("end", [Lent.end, lambda lent: lent.client.close()])
+def test_what_is_private_again_may_be_cast(client: Client, end: Callable[[Lent], None]) -> None:
     lent = Lent(client, Block)
-    lent.undo()
-    client.unregister("m")
-    lent.module.half()
-    assert same(lent.module.state_dict(), lent.twin.half().state_dict())
-
-
-def test_a_closed_client_s_module_may_be_cast(client: Client) -> None:
-    lent = Lent(client, Block)
-    client.close()
+    end(lent)
     lent.module.half()
     assert same(lent.module.state_dict(), lent.twin.half().state_dict())

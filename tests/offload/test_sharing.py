@@ -50,16 +50,6 @@ class Tied(nn.Module):
         return self.second(self.first(x))  # type: ignore[no-any-return]
 
 
-def test_one_parameter_of_two_names_is_counted_once_and_stays_one(client: Client) -> None:
-    model, expected = computed(X, Tied)
-    with client.attach(model, ".") as attachment:
-        assert parts(client) == {"Tied": NBYTES}
-        for _ in range(3):
-            assert_comes_back(client, model, X, expected, "Tied")
-            assert model.first.weight is model.second.weight
-        assert attachment.components["Tied"].nbytes == NBYTES
-
-
 class OneStorage(nn.Module):
     """Two parameters, one storage."""
 
@@ -72,12 +62,19 @@ class OneStorage(nn.Module):
         return self.second(self.first(x))  # type: ignore[no-any-return]
 
 
-def test_two_parameters_of_one_storage_stay_of_one(client: Client) -> None:
-    model, expected = computed(X, OneStorage)
-    with client.attach(model, "."):
-        assert parts(client) == {"OneStorage": NBYTES}
-        assert_comes_back(client, model, X, expected, "OneStorage")
+@pytest.mark.parametrize("kind", [Tied, OneStorage])
+def test_what_has_two_names_is_counted_once_and_stays_one(
+    client: Client, kind: type[Tied | OneStorage]
+) -> None:
+    model, expected = computed(X, kind)
+    one = model.first.weight is model.second.weight
+    with client.attach(model, ".") as attachment:
+        assert parts(client) == {kind.__name__: NBYTES}
+        for _ in range(3):
+            assert_comes_back(client, model, X, expected, kind.__name__)
+        assert (model.first.weight is model.second.weight) is one
         assert model.first.weight.data_ptr() == model.second.weight.data_ptr()
+        assert attachment.components[kind.__name__].nbytes == NBYTES
     model.first.weight[0, 0] = 7.0
     assert model.second.weight[0, 0] == 7.0
 

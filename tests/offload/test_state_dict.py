@@ -16,6 +16,7 @@ from torch import nn
 from swapd_client import Client
 from swapd_client.offload.guards import guard
 from swapd_client.offload.weights import ComponentWeights
+from tests.offload.modules import evict
 from tests.offload.twins import Lent, same
 from tests.threads import started
 
@@ -61,7 +62,8 @@ def test_it_is_that_of_a_module_that_was_never_lent(client: Client, mutable: boo
         state = lent.module.state_dict()
         assert same(dict(state), dict(lent.twin.state_dict()))
         assert state._metadata == lent.twin.state_dict()._metadata  # type: ignore[attr-defined]
-        lent.swap()
+        evict(client, "m")
+        client.acquire("m").release()
 
 
 def test_clean_weights_are_read_without_a_lease(client: Client) -> None:
@@ -206,8 +208,7 @@ def test_a_part_of_a_large_tensor_is_saved_as_that_part(client: Client) -> None:
 
 def test_undone_nothing_is_left(client: Client) -> None:
     lent = Lent(client, Block)
-    lent.undo()
-    client.unregister("m")
+    lent.end()
     for mine, its in zip(lent.module.modules(), lent.twin.modules(), strict=True):
         assert list(vars(mine)) == list(vars(its))
         assert not mine._state_dict_hooks

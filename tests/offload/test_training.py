@@ -1,7 +1,6 @@
 """Adapters are trained over weights in swapd; training of these weights is an error."""
 
 import copy
-import gc
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -9,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import optimizer as torchs
 
-from swapd_client import Client, InvalidSource, NotWhileAttached, dropped
-from swapd_client.offload import private
+from swapd_client import Client, InvalidSource, NotWhileAttached
 from swapd_client.offload.attachment import Attachment
 from tests.offload.modules import TOKENS, WIDTH, Encoder, Model, evict, leases, seeded
 from tests.offload.twins import same
@@ -258,18 +255,3 @@ def test_weights_that_are_mutable_may_be_trained(client: Client) -> None:
                 assert torch.equal(step(model, mine)[0], step(twin, its)[0])
     client.unregister("text")
     assert same(dict(model.state_dict()), dict(twin.state_dict()))
-
-
-def test_no_step_is_looked_at_when_nothing_is_attached(client: Client) -> None:
-    def looked_at() -> bool:
-        return private.refuse_step in torchs._global_optimizer_pre_hooks.values()
-
-    gc.collect()
-    dropped.settle()  # models of earlier tests
-    first, second = client.attach({"a": adapted()}), client.attach({"b": adapted()})
-    assert looked_at()
-    first.refresh()
-    first.detach()
-    assert looked_at()
-    second.detach()
-    assert not looked_at()

@@ -90,8 +90,7 @@ def test_who_asks_which_tensors_share_a_storage_is_told_the_same_as_before(
         assert [s.nbytes() for s in storages] == [64, 16, 64, 16, 64, 16]
         assert len({s.data_ptr() for s in storages}) == len(storages)
         if "m" in client.session.components:
-            lent.undo()
-            client.unregister("m")
+            lent.end()
     middle = lent.module.get_submodule("1")
     assert client.register("middle", middle).nbytes == 256 + 16
 

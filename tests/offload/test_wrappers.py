@@ -200,8 +200,7 @@ def test_what_is_loaded_goes_into_the_inner_tensors(
 @every_kind
 def test_unregistered_they_are_private_and_the_same(client: Client, make: Any) -> None:
     lent = Lent(client, make)
-    lent.undo()
-    client.unregister("m")
+    lent.end()
     x = given(make)
     assert torch.equal(lent.module(x), lent.twin(x))
 

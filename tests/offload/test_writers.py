@@ -389,12 +389,3 @@ def test_what_nobody_can_foresee_is_explained_before_the_process_dies(daemon: Da
         assert "a fault in component 'child'" in one
         assert "attachment.edit" in one
         assert "before attach()" in one
-
-
-def test_memory_of_attached_modules_is_not_shared(client: Client) -> None:
-    module = seeded(Encoder)
-    with (
-        client.attach({"text_encoder": module}),
-        pytest.raises(NotWhileAttached, match=r"'embed\.weight'"),
-    ):
-        module.share_memory()

@@ -30,11 +30,9 @@ class Lent:
         (self.undo,) = undo
         evict(client, name)
 
-    def swap(self, times: int = 1) -> None:
-        """Evict, load, release."""
-        for _ in range(times):
-            evict(self.client, self.name)
-            self.client.acquire(self.name).release()
+    def end(self) -> None:
+        self.undo()
+        self.client.unregister(self.name)
 
     def run(self, *args: Any) -> Any:
         """The module's output, under a lease, after an eviction."""
