@@ -4,9 +4,9 @@ import asyncio
 import gc
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.scope import here
 from swapd_client.session.registry import Registry
 from tests.guarantees.harness import PATIENCE_S
+from tests.interrupts import interrupt, interrupts, places
 from tests.lives import Lives, living
 from tests.offload.modules import TOKENS, WIDTH, Decoder, Model, computed, evict, seeded
 from tests.threads import started
@@ -54,6 +55,9 @@ class Alive(nn.Module):
 
 
 X = torch.ones(2, WIDTH)
+
+#: Functions by which a call joins the next daemon.
+TO_THE_NEXT = {"_daemon_gone", "_join_next", "join_next", "_await_end"}
 
 
 def addresses(model: nn.Module) -> list[int]:
@@ -337,49 +341,20 @@ def test_a_call_that_waits_for_another_one_is_not_waited_for(
     assert torch.equal(model(X), seeded(Alive)(X))
 
 
-class Interrupted:
-    """Raises KeyboardInterrupt at the n-th line that this thread runs of the way to rejoining."""
-
-    FUNCTIONS = frozenset(("taken", "_daemon_gone", "_join_next", "join_next", "_await_end"))
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def __enter__(self) -> "Interrupted":
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _trace(self, frame: Any, event: str, _: object) -> Any:
-        ours = "swapd_client" in frame.f_code.co_filename
-        if event == "line" and ours and frame.f_code.co_name in self.FUNCTIONS:
-            self.left -= 1
-            if self.left == 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self._trace
-
-
-def test_an_interrupt_at_any_line_leaves_the_next_call_right(lives: Lives) -> None:
+def test_an_interrupt_at_any_place_leaves_the_next_call_right(lives: Lives) -> None:
     model, wanted = computed(X, Decoder)
     lives.client.attach({"model": model})
-    at = 1
-    while True:
-        lives.next()
-        try:
-            with Interrupted(at) as interrupted:
-                model(X)
-        except KeyboardInterrupt:
-            pass
-        assert torch.equal(model(X), wanted)
-        assert here().entries == []
-        assert lives.names() == {"model"}
-        if interrupted.left > 0:
-            break
-        at += 2
-    assert at > 10
+    lives.next()
+    with interrupts():
+        found = places(partial(model, X), 10**6)
+        ways = {p[:2]: p for p in found if p.code.co_name in TO_THE_NEXT}
+        assert {code.co_name for code, _ in ways} == TO_THE_NEXT
+        for place in ways.values():
+            lives.next()
+            interrupt(partial(model, X), place)
+            assert torch.equal(model(X), wanted)
+            assert here().entries == []
+            assert lives.names() == {"model"}
 
 
 @pytest.mark.parametrize("then", ["called", "closed"])
