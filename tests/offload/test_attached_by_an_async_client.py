@@ -8,7 +8,11 @@ import torch
 import swapd_client
 from swapd import spawn
 from swapd_client import InUse
-from tests.offload.modules import TOKENS, Model, seeded
+from swapd_client.offload.attachment import Attachment
+from swapd_client.offload.hooks import hook_of
+from tests.client.test_cancelled import each_cancelled
+from tests.guarantees.harness import Daemon
+from tests.offload.modules import TOKENS, Model, computed, seeded
 
 
 async def test_its_components_take_turns_and_are_its_own_again_when_the_client_is_closed() -> None:
@@ -28,3 +32,24 @@ async def test_its_components_take_turns_and_are_its_own_again_when_the_client_i
             await asyncio.to_thread(model.load_state_dict, values)
             assert torch.equal(await asyncio.to_thread(model, x), twin(x))
         assert torch.equal(model(x), twin(x))
+
+
+async def test_a_cancelled_attach_has_attached_nothing(daemon: Daemon) -> None:
+    model, expected = computed(TOKENS, Model)
+    async with await swapd_client.connect_async(daemon.folder) as client:
+
+        async def attach() -> None:
+            attached.append(await client.attach(model))
+            detach()
+
+        def detach() -> None:
+            while attached:
+                attached.pop().detach()
+
+        attached: list[Attachment] = []
+        async for _ in each_cancelled(attach):
+            detach()
+            assert not client.session.components
+            assert not any(map(hook_of, model.modules()))
+            assert torch.equal(model(TOKENS), expected)
+            await attach()

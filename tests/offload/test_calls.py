@@ -1,6 +1,7 @@
 """A component is held from the beginning of a call to its end, and nothing stays held."""
 
 import asyncio
+import inspect
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -167,6 +168,26 @@ def test_methods_of_the_components_own_class_hold_it(client: Client) -> None:
         model.enable_tiling()  # it only switches an option
         assert client.status().components[0].state == "absent"
     assert "decode" not in model.__dict__
+
+
+def test_a_wrapped_method_looks_like_the_method(client: Client) -> None:
+    model = seeded(Decoder)
+    before = inspect.signature(model.decode)
+    with client.attach({"vae": model}):
+        assert inspect.signature(model.decode) == before
+        assert model.decode.__name__ == "decode"
+        assert model.decode.__doc__ == Decoder.decode.__doc__
+        assert "decode" in repr(model.decode)
+
+
+def test_a_method_that_the_instance_had_is_the_one_that_is_wrapped(client: Client) -> None:
+    model = seeded(Decoder)
+    patched = lambda x: ("patched", x)  # noqa: E731
+    model.decode = patched
+    with client.attach({"vae": model}):
+        assert model.decode(X)[0] == "patched"
+        assert leases(client) == {"vae": 0}
+    assert model.decode is patched
 
 
 def test_a_parents_direct_reads_are_for_use(client: Client) -> None:
