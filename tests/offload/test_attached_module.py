@@ -135,15 +135,6 @@ def test_what_components_share_is_one_in_what_is_saved_and_copied(client: Client
         assert torch.equal(model(TOKENS), twin(TOKENS))
 
 
-def test_detached_it_has_nothing_of_ours(client: Client) -> None:
-    model, twin = seeded(Model), seeded(Model)
-    attachment = client.attach(model)
-    assert not is_plain(model)
-    attachment.detach()
-    assert is_plain(model)
-    assert [list(vars(m)) for m in model.modules()] == [list(vars(m)) for m in twin.modules()]
-
-
 def quantise(layer: nn.Linear) -> None:
     """As a loader does after loading: two tensors replace the weight."""
     weight = layer.weight

@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
@@ -30,7 +29,6 @@ from tests.offload.modules import (
     leases,
     seeded,
 )
-from tests.processes import run_python
 from tests.threads import run_together, started
 
 X = torch.ones(2, WIDTH)
@@ -270,36 +268,6 @@ def test_a_member_of_a_list_may_be_called_by_itself(
                 assert torch.equal(call(model), expected)
             assert held_now(client) == 0
         assert not here().counts
-
-
-OUTSIDE = """
-    import sys
-    import torch
-    import swapd_client
-    from tests.offload.modules import *
-
-    model = seeded(Model)
-    with swapd_client.connect(sys.argv[1]) as client:
-        client.attach(model)
-        evict(client, "text_encoder", "transformer", "vae")
-        print("before", flush=True)
-        {}
-        print("after")
-"""
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "torch.nn.functional.linear(torch.ones(1, WIDTH), model.text_encoder.embed.weight)",
-        "model.vae.decode(torch.ones(1, WIDTH)); model.vae._decode(torch.ones(1, WIDTH))",
-    ],
-)
-def test_what_is_read_outside_faults(daemon: Any, what: str) -> None:
-    """Proves that a missing bracket is a fault, so no test passes without it."""
-    done = run_python(OUTSIDE.format(what), daemon.folder)
-    assert done.stdout == "before\n", done.stderr
-    assert done.returncode == -signal.SIGSEGV
 
 
 # --- the order of hooks (40) -------------------------------------------------------------

@@ -289,25 +289,6 @@ def test_who_holds_it_may_wait_for_another_thread_to_load_it(client: Client) -> 
         assert called_elsewhere(loading.model) == loading.expected[0]
 
 
-def test_a_call_that_was_interrupted_is_not_waited_for(client: Client) -> None:
-    with attached(client, "buffers") as (loading, _), ThreadPoolExecutor(1) as pool:
-
-        def interrupt() -> None:
-            raise KeyboardInterrupt
-
-        def call() -> None:
-            with pytest.raises(KeyboardInterrupt), torch.inference_mode():
-                loading.model()
-
-        block: Any = loading.model.get_submodule("blocks.3")
-        block.during = interrupt
-        pool.submit(call).result()
-        block.during = lambda: None
-        loading.model.load_state_dict(loading.states[1])
-        # that thread's next call releases its lease
-        assert pool.submit(lambda: tuple(loading.model().tolist())).result() == loading.expected[1]
-
-
 def test_hooks_of_the_module_s_own_loading_see_what_is_loaded(client: Client) -> None:
     """Earlier it belongs to no component, however they know the module."""
 
@@ -335,18 +316,6 @@ def test_hooks_of_the_module_s_own_loading_see_what_is_loaded(client: Client) ->
         assert torch.equal(state["weight"], torch.full((4, 4), 8.0))
         assert torch.equal(state["bias"], torch.ones(4))
         assert module.version == 2
-
-
-def test_somebody_s_function_that_loads_it_may_write_to_it(client: Client) -> None:
-    module = nn.Linear(4, 4).requires_grad_(False)
-
-    def load(state: Mapping[str, torch.Tensor], prefix: str, *_: Any) -> None:
-        module.weight.copy_(state[prefix + "weight"] * 2)
-
-    vars(module)["_load_from_state_dict"] = load
-    with client.attach({"dit": module}):
-        module.load_state_dict({"weight": torch.ones(4, 4)}, strict=False)
-        assert torch.equal(module.state_dict()["weight"], torch.full((4, 4), 2.0))
 
 
 def test_somebody_s_function_that_loads_it_leaves_it_its_own_weights(client: Client) -> None:
