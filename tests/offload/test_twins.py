@@ -96,46 +96,6 @@ def test_who_asks_which_tensors_share_a_storage_is_told_the_same_as_before(
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [torch.bfloat16, torch.bool],
-    ids=str,
-)
-def test_any_type_stride_and_offset_comes_back_bit_for_bit(
-    client: Client, dtype: torch.dtype
-) -> None:
-    def make() -> dict[str, torch.Tensor]:
-        rng = torch.Generator().manual_seed(1)
-        bits = torch.randint(0, 2, (4096,), generator=rng, dtype=torch.uint8)
-        if dtype is not torch.bool:
-            bits = torch.randint(0, 256, (4096,), generator=rng, dtype=torch.uint8)
-        flat = bits.view(dtype)
-        return {
-            "whole": flat[: flat.numel() // 2].clone(),
-            "transposed": flat[:12].clone().view(3, 4).T,
-            "offset": flat[7:40],
-            "strided": flat[40:240].view(10, 20)[1::3, 2::5],
-            "empty": flat[:0],
-            "scalar": flat[3],
-        }
-
-    mine, its = make(), make()
-    client.register("m", mine)
-    for _ in range(3):
-        evict(client, "m")
-        with client.acquire("m"):
-            for name, tensor in mine.items():
-                assert tensor.stride() == its[name].stride()
-                assert tensor.storage_offset() * tensor.element_size() % 256 == (
-                    its[name].storage_offset() * its[name].element_size() % 256
-                )
-                same_bits = torch.equal(
-                    tensor.contiguous().view(-1).view(torch.uint8),
-                    its[name].contiguous().view(-1).view(torch.uint8),
-                )
-                assert same_bits, name
-
-
-@pytest.mark.parametrize(
     "make",
     [Rotary, Workspace, old_weight_norm, new_weight_norm],
     ids=lambda f: getattr(f, "__name__", ""),
