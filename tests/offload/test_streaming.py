@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -239,6 +239,40 @@ def test_generators_of_a_streamed_component_hold_it_step_by_step(client: Client)
             assert not held_now(client)
         first.close()
         del second
+
+
+class Reads(Dit):
+    """Reads weights when it is closed."""
+
+    def later(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        try:
+            yield self(x)
+        finally:
+            self.sum = self.proj_out.weight.sum()
+
+    async def awaited(self, x: torch.Tensor) -> AsyncIterator[torch.Tensor]:
+        try:
+            yield self(x)
+        finally:
+            self.sum = self.proj_out.weight.sum()
+
+
+async def test_generators_of_a_streamed_component_hold_it_while_they_are_closed(
+    client: Client,
+) -> None:
+    model = seeded(Reads)
+    expected = model.proj_out.weight.sum()
+    with client.attach({"dit": model}, resident=0), torch.inference_mode():
+        steps, later = model.later(X), model.awaited(X)
+        next(steps)
+        await anext(later)
+        evict(client, *NAMES)
+        steps.close()
+        assert torch.equal(model.sum, expected)
+        evict(client, *NAMES)
+        await later.aclose()
+        assert torch.equal(model.sum, expected)
+        assert not held_now(client)
 
 
 def test_two_threads_stream_one_component(client: Client) -> None:

@@ -192,6 +192,8 @@ class _LeaseSpan:
         self._own = own
         self._yields = yields
         self.goes_on = goes_on
+        #: Whether there was a step, and will be more.
+        self._has_begun = False
         self._count = Count()
         self._process = os.getpid()
 
@@ -206,6 +208,7 @@ class _LeaseSpan:
 
         Raises as the step, and as `Client.acquire`.
         """
+        self._has_begun = True
         scope, entry = here(), Entry(self._held, self)
         leave = partial(to_its_end, partial(_leave, entry))
         scope.begins = self._held  # set before the check for a change
@@ -255,12 +258,18 @@ class _LeaseSpan:
                 return exc.value
             raise
 
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether code that closes it must hold its component anew: a `finally` may read it."""
+        return self._has_begun and not self._held.is_lease
+
     def stop(self) -> None:
         """As `end`, after an exception, which is the one to report."""
         with suppress(SwapdError):
             self.end()
 
     def end(self) -> None:
+        self._has_begun = False
         if self._count.give_back is not None:
             self._count.give_back()
             self._count.give_back = None
@@ -301,10 +310,14 @@ class _Steps(_Leased):
         return self._span.step(self._inner.throw, *exception)
 
     def close(self) -> None:
+        span, close = self._span, self._inner.close
         try:
-            self._inner.close()
+            if span.is_between_steps:
+                span.step(close)
+            else:
+                close()
         finally:
-            to_its_end(self._span.end)
+            to_its_end(span.end)
 
 
 class LeasedGenerator(_Steps, Generator[Any, Any, Any]):
@@ -329,7 +342,8 @@ class LeasedAsyncGenerator(_Leased, AsyncGenerator[Any, Any]):
         return self.asend(None)  # type: ignore[no-any-return]
 
     async def aclose(self) -> None:
+        span, close = self._span, self._inner.aclose()
         try:
-            await self._inner.aclose()
+            await (LeasedCoroutine(close, span) if span.is_between_steps else close)
         finally:
-            to_its_end(self._span.end)
+            to_its_end(span.end)
