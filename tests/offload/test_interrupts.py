@@ -237,7 +237,7 @@ class Reads(Blocks):
     """Reads a block once more, outside of its call."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x + self.blocks[0].weight[0])
+        return super().forward(x + self.blocks.get_parameter("0.weight")[0])
 
 
 def test_an_interrupted_first_call_watches_nothing_and_holds_nothing(client: Client) -> None:

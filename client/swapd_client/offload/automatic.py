@@ -86,7 +86,6 @@ def _sizes(module: Module, sizes: dict[int, int], seen: set[int]) -> int:
     """Fill `sizes` with each module's bytes, by id. A tied parameter counts at its first place."""
     if id(module) in sizes:
         return 0
-    sizes[id(module)] = 0  # until it is known: a module may contain itself
     nbytes = sum(_nbytes(p, seen) for p in module._parameters.values() if p is not None)
     nbytes += sum(_sizes(child, sizes, seen) for _, child in children_of(module, ""))
     sizes[id(module)] = nbytes

@@ -14,7 +14,7 @@ from torch.nn import Module, ModuleDict, ModuleList, ParameterDict, ParameterLis
 
 from swapd_client.errors import InvalidSource
 from swapd_client.offload import automatic
-from swapd_client.offload.automatic import CONTAINERS as CONTAINERS
+from swapd_client.offload.automatic import CONTAINERS
 
 _T = TypeVar("_T")
 
