@@ -109,6 +109,8 @@ def test_a_name_that_matches_nothing_is_an_error_that_lists_what_there_is(client
         client.attach("model")
     with pytest.raises(InvalidSource, match="'a' is a int"):
         client.attach({"a": 1})
+    with pytest.raises(InvalidSource, match="the name of a module is 1"):
+        client.attach({1: nn.Linear(2, 2)})
 
 
 def test_a_second_model_of_the_same_names_is_told_of_prefix(client: Client) -> None:

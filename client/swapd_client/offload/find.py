@@ -42,6 +42,8 @@ def roots_of(model: object) -> dict[str, Module]:
         for name, module in model.items():
             if not isinstance(module, Module):
                 raise InvalidSource(f"{name!r} is a {type(module).__name__}, not a module")
+            if not isinstance(name, str):
+                raise InvalidSource(f"the name of a module is {name!r}: give a text")
         named = model
     elif not isinstance(named, Mapping):
         named = _around_a_model(model)
