@@ -25,7 +25,6 @@ from swapd_client.errors import (
 )
 from swapd_client.log import log
 from swapd_client.memory.movable import nbytes_of
-from swapd_client.memory.part import Part
 from swapd_client.offload import find, hooks, ownership, strategy, tools
 from swapd_client.offload.attach_barrier import without_calls
 from swapd_client.offload.attachment import (
@@ -41,7 +40,12 @@ from swapd_client.offload.hooks import BlockHooks
 from swapd_client.offload.installing import Installer, Methods, entrances, methods_of
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.private import PrivateBytes, Trainable, Trained, staying, trained_of
-from swapd_client.offload.registering import Registration, refuse_what_never_fits, stream_of
+from swapd_client.offload.registering import (
+    Registration,
+    refuse_what_never_fits,
+    stream_of,
+    warn_of_registered,
+)
 from swapd_client.offload.scope import ComponentHold
 from swapd_client.offload.settings import NAMES, OffloadSettings, from_keywords
 from swapd_client.offload.strategy import Kind, Sharing
@@ -77,13 +81,14 @@ def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
         )
     if components is None and settings is not None:
         components = settings.cpu_offload_components
-    if components is not None and not components and not isinstance(components, str):
-        raise InvalidArgument("components is empty; leave it out to attach all components found")
     return _listed(replace(given, components=components, settings=settings))
 
 
 def _listed(given: Arguments) -> Arguments:
-    return replace(given, **{name: _list_of(getattr(given, name)) for name in _LISTS})
+    listed = replace(given, **{name: _list_of(getattr(given, name)) for name in _LISTS})
+    if listed.components is not None and not listed.components:
+        raise InvalidArgument("components is empty; leave it out to attach all components found")
+    return listed
 
 
 def _list_of(value: Any) -> Any:
@@ -244,29 +249,30 @@ class _Attaching:
         A component that is nested, or runs at each step of a DiT without being named, excludes no
         other.
         """
-        given = self._arguments
-        sizes = dict.fromkeys((one.name for one in self._found), 0)
-        sizes |= {n: own.nbytes for n, own in self._owned.pieces.items() if n in sizes}
+        given, sizes = self._arguments, self._sizes()
         strategy.refuse_kinds(given.kinds, sizes)
         strategy.refuse_unknown("stay", given.stay, sizes)
         if given.settings is not None and given.settings.mode == "off":
             return {}
-
-        def kind_of(name: str) -> Kind:
-            return given.kinds.get(name) or strategy.kind_of(name)
-
-        hows = self._hows_of_moving(sizes, kind_of)
+        hows = self._hows_of_moving(sizes)
         hows |= dict.fromkeys(given.stay, Sharing("permanent"))
-        beside = strategy.beside_dits(hows, kind_of) if given.components is None else ()
+        beside = strategy.beside_dits(hows, self._kind_of) if given.components is None else ()
         for name, how in hows.items():
             if how.is_exclusive and (name in beside or self._is_nested(name)):
                 hows[name] = replace(how, policy="lru", part_of="")
         return hows
 
-    def _hows_of_moving(
-        self, sizes: Mapping[str, int], kind_of: Callable[[str], Kind]
-    ) -> dict[str, Sharing]:
-        given = self._arguments
+    def _sizes(self) -> dict[str, int]:
+        """Return the bytes of each component that no other one shares."""
+        sizes = dict.fromkeys((one.name for one in self._found), 0)
+        own = ((name, piece.nbytes) for name, piece in self._owned.pieces.items() if name in sizes)
+        return sizes | dict(own)
+
+    def _kind_of(self, name: str) -> Kind:
+        return self._arguments.kinds.get(name) or strategy.kind_of(name)
+
+    def _hows_of_moving(self, sizes: Mapping[str, int]) -> dict[str, Sharing]:
+        given, kind_of = self._arguments, self._kind_of
         moving = {name: nbytes for name, nbytes in sizes.items() if name not in given.stay}
         if given.settings is None:
             hows = dict.fromkeys(moving, Sharing(given.policy))
@@ -363,16 +369,8 @@ class _Attaching:
         return f"{why if self._guessed else ''}{found}{rest}"
 
     def _warn(self, stays: PrivateBytes) -> None:
-        for name, how in self._how.items():
-            if how != Sharing() and (others := [p for p in self._before(name) if not how.is_of(p)]):
-                log.warning(
-                    "%r was registered before attach, as %r, and stays so: policy, settings, stay, "
-                    "resident and blocks do not change that. client.unregister(%r) it first, or "
-                    "give its policy to the call that registers it",
-                    name,
-                    others[0].policy,
-                    others[0].part_of or others[0].name,
-                )
+        ours = self._attachment.registered
+        warn_of_registered(self._client, self._how, self._owned.made_of, ours)
         lent = sum(one.nbytes for one in self._attachment.components.values())
         for said in stays.warnings(lent, named=self._arguments.components is not None):
             log.warning("%s", said)
@@ -382,12 +380,6 @@ class _Attaching:
                 "those that never change in extra_tensors=",
                 ", ".join(f"{name} ({size(nbytes_of(t))})" for name, t in self._plain.items()),
             )
-
-    def _before(self, name: str) -> Iterable[Part]:
-        """Yield the parts of a component that were registered before the model was attached."""
-        for part in self._owned.made_of[name]:
-            if isinstance(part, str) and part not in self._attachment.registered:
-                yield self._client.session.own(part)
 
 
 def _described(one: AttachedComponent, streamed: Mapping[str, StreamedComponent]) -> str:

@@ -40,10 +40,7 @@ def roots_of(model: object) -> dict[str, Module]:
     named: object = getattr(model, "components", None)
     if isinstance(model, Mapping):
         for name, module in model.items():
-            if not isinstance(module, Module):
-                raise InvalidSource(f"{name!r} is a {type(module).__name__}, not a module")
-            if not isinstance(name, str):
-                raise InvalidSource(f"the name of a module is {name!r}: give a text")
+            _refuse_other(name, module)
         named = model
     elif not isinstance(named, Mapping):
         named = _around_a_model(model)
@@ -56,6 +53,13 @@ def roots_of(model: object) -> dict[str, Module]:
     if not roots:
         raise InvalidSource(f"there is no module in this {type(model).__name__}")
     return roots
+
+
+def _refuse_other(name: object, module: object) -> None:
+    if not isinstance(module, Module):
+        raise InvalidSource(f"{name!r} is a {type(module).__name__}, not a module")
+    if not isinstance(name, str):
+        raise InvalidSource(f"the name of a module is {name!r}: give a text")
 
 
 def _around_a_model(model: object) -> Mapping[str, Module] | None:

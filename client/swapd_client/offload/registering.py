@@ -1,7 +1,7 @@
 """Moves a model's weights into swapd: each piece as one component, or as a family of blocks."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
 
@@ -220,6 +220,30 @@ def _modules_of_parts(
 def _parts_in(client: AttachClient, modules: Iterable[Module], parts: Sequence[str]) -> set[str]:
     found = (ownership.part_at(client, tensor) for tensor in ownership.bytes_of(modules))
     return {part.name for part in found if part is not None and part.name in parts}
+
+
+def warn_of_registered(
+    client: AttachClient,
+    hows: Mapping[str, Sharing],
+    made_of: Mapping[str, ownership.Parts],
+    ours: Container[str],
+) -> None:
+    """Warn of components that were registered before, and do not share the device as `hows` has it.
+
+    `ours`: names in the daemon that the attachment itself registered.
+    """
+    for name, how in hows.items():
+        names = [part for part in made_of[name] if isinstance(part, str) and part not in ours]
+        others = [part for part in map(client.session.own, names) if not how.is_of(part)]
+        if others and how != Sharing():
+            log.warning(
+                "%r was registered before attach, as %r, and stays so: policy, settings, stay, "
+                "resident and blocks do not change that. client.unregister(%r) it first, or give "
+                "its policy to the call that registers it",
+                name,
+                others[0].policy,
+                others[0].part_of or others[0].name,
+            )
 
 
 def refuse_what_never_fits(
