@@ -1,6 +1,7 @@
 """Two attached models that share weights: either may go, and the other goes on."""
 
 import gc
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -96,6 +97,19 @@ def test_either_is_detached_and_both_go_on(client: Client, kinds: Any, first: in
     pair.check()
     assert not names(client)
     assert not any(hooks.is_attached(m) for model in pair.models for m in model.modules())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_when_either_is_detached_the_other_tells_of_what_the_shared_module_gains(
+    client: Client, caplog: pytest.LogCaptureFixture, first: int
+) -> None:
+    pair = Pair(client, (Around, Around))
+    pair.attachments[first].detach()
+    pair.models[0].blocks[0][0].register_parameter("extra", nn.Parameter(torch.ones(1)))
+    pair.check()
+    assert re.search(
+        f"'{'ba'[first]}' has parameters that stay in private memory.*extra", caplog.text
+    )
 
 
 @pairs

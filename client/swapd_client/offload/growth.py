@@ -38,7 +38,7 @@ class Growth:
         self.changed = False
         private = []
         for module in self.modules():
-            _watched.setdefault(module, self)
+            _watched.setdefault(module, set()).add(self)
             private += [n for n, p in own_parameters(module) if not self.is_known(p)]
         if private:
             log.warning(
@@ -49,7 +49,8 @@ class Growth:
             )
 
 
-_watched: "WeakKeyDictionary[Module, Growth]" = WeakKeyDictionary()
+#: Several models may share a module.
+_watched: "WeakKeyDictionary[Module, set[Growth]]" = WeakKeyDictionary()
 _lock = process_lock()
 _handles: list[Any] = []
 
@@ -57,14 +58,16 @@ _handles: list[Any] = []
 def watch(growth: Growth, modules: Iterable[Module], to_undo: ToUndo) -> None:
     def end() -> None:
         with _lock:
-            for module in [m for m, its in _watched.items() if its is growth]:
-                del _watched[module]
+            for module, growths in list(_watched.items()):
+                growths.discard(growth)
+                if not growths:
+                    del _watched[module]
         rest()
 
     to_undo(end)
     with _lock:
         for module in modules:
-            _watched[module] = growth
+            _watched.setdefault(module, set()).add(growth)
         if not _handles:
             _handles.append(torchs.register_module_parameter_registration_hook(_registered))
             _handles.append(torchs.register_module_module_registration_hook(_registered))
@@ -83,9 +86,9 @@ def rest() -> None:
 def _note(module: Module, new: object) -> None:
     tools.look()
     _refuse(module, new)
-    growth = _watched.get(module)
-    if growth is not None and new is not None:
-        growth.changed = True
+    if new is not None:
+        for growth in tuple(_watched.get(module, ())):
+            growth.changed = True
 
 
 def _registered(module: Module, name: str, new: object) -> None:
