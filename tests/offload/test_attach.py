@@ -109,6 +109,8 @@ def test_a_name_that_matches_nothing_is_an_error_that_lists_what_there_is(client
         client.attach("model")
     with pytest.raises(InvalidSource, match="'a' is a int"):
         client.attach({"a": 1})
+    with pytest.raises(InvalidSource, match="no module in this dict"):
+        client.attach({})
     with pytest.raises(InvalidSource, match="the name of a module is 1"):
         client.attach({1: nn.Linear(2, 2)})
 
@@ -312,11 +314,6 @@ def test_what_makes_no_sense_is_refused_and_attaches_nothing(
         client.attach(model, **given)
     assert names(client) == set()
     model(TOKENS)
-
-
-def test_a_model_without_modules_is_none(client: Client) -> None:
-    with pytest.raises(InvalidSource, match="no module in this dict"):
-        client.attach({})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -80,17 +81,9 @@ def _check_it_runs(client: Client, module: Any, expected: torch.Tensor, x: torch
         assert_comes_back(client, module, x, expected)
 
 
+@pytest.mark.parametrize("tied", [True, False], ids=["a weight", "a module"])
 @torch.no_grad()
-def test_a_tied_weight_that_is_used_beside_the_blocks_is_in_none_of_them(client: Client) -> None:
-    _check_what_is_shared(client, tied=True)
-
-
-@torch.no_grad()
-def test_a_module_that_is_in_a_block_and_beside_it_is_in_none_of_them(client: Client) -> None:
-    _check_what_is_shared(client, tied=False)
-
-
-def _check_what_is_shared(client: Client, *, tied: bool) -> None:
+def test_what_is_used_beside_a_block_is_in_none_of_them(client: Client, tied: bool) -> None:
     module, x = seeded(lambda: Around(tied=tied)), torch.ones(1, WIDE)  # type: ignore[arg-type]
     expected = module(x)
     with client.attach({"dit": module}, resident=0):

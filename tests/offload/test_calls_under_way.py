@@ -13,9 +13,8 @@ from torch import nn
 from swapd_client import Client, InUse
 from swapd_client.offload import attach_barrier
 from tests.guarantees.harness import Daemon
-from tests.offload.modules import WIDTH, computed, evict, leases, seeded
+from tests.offload.modules import WIDTH, leases, seeded
 from tests.processes import output_of
-from tests.threads import started
 
 X = torch.ones(2, WIDTH)
 
@@ -203,21 +202,3 @@ def test_an_interrupt_while_attach_waits_leaves_nothing_attached(
         client.attach({"m": stopped}, ".")
     assert leases(client) == {}
     assert "_call_impl" not in vars(stopped)
-
-
-def test_a_model_in_a_call_is_detached_once_the_call_has_ended(client: Client) -> None:
-    model, expected = computed(X, Stops)
-    attachment = client.attach({"m": model}, ".")
-    go = threading.Event()
-    inside = stopping(model, go)
-    outputs: list[torch.Tensor] = []
-    thread = started(lambda: outputs.append(model(X)))
-    inside.wait()
-    with pytest.raises(InUse, match="'m' is leased by"):
-        attachment.detach()
-    go.set()
-    thread.join()
-    evict(client, "m")
-    attachment.detach()
-    assert torch.equal(outputs[0], expected)
-    assert torch.equal(model(X), expected)
