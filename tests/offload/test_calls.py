@@ -315,19 +315,6 @@ def test_a_component_that_calls_itself_is_held_until_the_outermost_ends(client: 
             assert held_now(client) == 1
 
 
-def test_a_layer_that_is_called_alone_holds_its_component(client: Client) -> None:
-    model, twin = seeded(Encoder), seeded(Encoder)
-    with client.attach({"text": model}):
-        assert torch.equal(model(TOKENS), twin(TOKENS))
-        for _ in range(2):
-            evict(client, "text")
-            assert torch.equal(model.embed(TOKENS), twin.embed(TOKENS))
-            assert not here().counts
-        with pytest.raises(IndexError):
-            model.embed(TOKENS + 1000)
-        assert not here().counts
-
-
 def test_an_outer_component_stays_while_an_inner_one_comes_in(client: Client) -> None:
     model, expected = computed(TOKENS, Encoder, 4)
     names = ["model", "model.layers.0", "model.layers.1", "model.layers.2", "model.layers.3"]

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import FrameType
@@ -20,13 +19,11 @@ from tests.offload.modules import (
     Decoder,
     Encoder,
     assert_comes_back,
-    await_none_leased,
     computed,
     evict,
     leases,
     seeded,
 )
-from tests.threads import run_together
 
 #: A block of 4 MiB, that is 2 chunks.
 WIDE = 1024
@@ -273,21 +270,6 @@ async def test_generators_of_a_streamed_component_hold_it_while_they_are_closed(
         await later.aclose()
         assert torch.equal(model.sum, expected)
         assert not held_now(client)
-
-
-def test_two_threads_stream_one_component(client: Client) -> None:
-    model, expected = computed(X, Dit)
-    wrong: list[Any] = []
-
-    def run() -> None:
-        with torch.inference_mode():
-            wrong.extend(i for i in range(3) if not torch.equal(model(X), expected))
-
-    with client.attach({"dit": model}, resident=0):
-        threads = [threading.Thread(target=run) for _ in range(2)]
-        run_together(*threads)
-        assert not wrong
-        await_none_leased(client)
 
 
 def test_dit_streamed_encoders_and_vae_beside_it(client: Client) -> None:
