@@ -19,6 +19,7 @@ from swapd_client.asked import (
     Asked,
     Progress,
     cheapest_first,
+    check_seconds,
     each_once,
     granted,
     of_components,
@@ -297,6 +298,7 @@ class AsyncLeasing:
         self, request: protocol.AnyRequest, timeout_s: float | None = None
     ) -> protocol.AnyReply:
         """As `Leasing.call`."""
+        check_seconds(timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 return self.session.unwrap(await self.channel.call(request))

@@ -28,7 +28,7 @@ def check_names(names: Iterable[object]) -> None:
 
 
 def check_seconds(timeout_s: object) -> None:
-    if not (timeout_s is None or isinstance(timeout_s, (int, float))):
+    if not (timeout_s is None or (isinstance(timeout_s, (int, float)) and timeout_s >= 0)):
         raise InvalidArgument(f"timeout={timeout_s!r}: give a number of seconds, or None")
 
 

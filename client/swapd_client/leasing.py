@@ -19,6 +19,7 @@ from swapd_client.asked import (
     Asked,
     agent_ahead,
     check_names,
+    check_seconds,
     few,
     granted,
     of_components,
@@ -62,6 +63,7 @@ class Leasing:
 
         Raises the error of a refusal; Timeout if the daemon is silent for `timeout_s`.
         """
+        check_seconds(timeout_s)
         stop_if_cancelled()
         self.session.check()
         me = threading.get_ident()

@@ -8,7 +8,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import SessionFenced, UnknownComponent
+from swapd_client import InvalidArgument, SessionFenced, UnknownComponent
 from swapd_client.memory.part import Part
 from tests.guarantees.relay import Relay
 
@@ -101,6 +101,9 @@ async def test_orders_reach_the_daemon_and_so_do_their_errors_the_task() -> None
             for order in (client.pin, client.unpin, client.evict, client.forget, client.prefetch):
                 with pytest.raises(UnknownComponent):
                     await order("b")
+            for timeout in ("5", -1):
+                with pytest.raises(InvalidArgument, match="give a number of seconds"):
+                    await client.pin("a", timeout=timeout)  # type: ignore[arg-type]
 
 
 async def test_a_release_that_raises_has_ended_the_lease(tmp_path: Path) -> None:

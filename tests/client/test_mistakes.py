@@ -24,6 +24,9 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a component": (lambda c: c.acquire(c.register("b", {"x": bytearray(8)})), "its name, 'b'"),
     "a list to prefetch": (lambda c: c.prefetch(["a"]), "names one by one"),
     "seconds as text": (lambda c: c.acquire("a", timeout="10s"), "timeout='10s': give a number"),
+    "seconds that are no number": (lambda c: c.acquire("a", timeout=float("nan")), "timeout=nan"),
+    "a timeout in the past": (lambda c: c.status(timeout=-1), "timeout=-1: give a number"),
+    "a question's seconds as text": (lambda c: c.status(timeout="5"), "timeout='5': give a number"),
     "a deadline in the past": (lambda c: c.acquire("a", deadline=-1), "deadline=-1: give the sec"),
     "no deadline": (lambda c: c.acquire("a", deadline=float("nan")), "deadline=nan"),
     "a deadline as text": (lambda c: c.acquire("a", deadline="1"), "deadline='1'"),
@@ -46,14 +49,22 @@ def test_a_wrong_argument_says_how_it_is_done(client: Client, case: str) -> None
     ("where", "said"),
     [
         ({"device": "gpu0"}, "device='gpu0': give a device, as in 'cuda:0', or 'host'"),
+        ({"timeout": 0}, "timeout=0: give the seconds to wait for the daemon's answer"),
+        ({"timeout": None}, "timeout=None: give the seconds"),
+        ({"timeout": float("inf")}, "timeout=inf: give the seconds"),
         ({"endpoint": "localhost:9470"}, "has no address on the network"),
         ({"endpoint": "tcp://127.0.0.1:9470"}, "has no address on the network"),
     ],
 )
-def test_a_wrong_daemon_says_where_daemons_are(where: dict[str, Any], said: str) -> None:
+def test_a_wrong_connect_says_how_it_is_done(where: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         swapd_client.connect(**where)
     assert said in str(refused.value)
+
+
+def test_a_question_may_wait_for_any_time(client: Client) -> None:
+    for timeout in (1e7, float("inf")):
+        assert client.status(timeout=timeout).components
 
 
 def test_a_misspelt_argument_of_attach_names_the_right_one(client: Client) -> None:

@@ -45,7 +45,7 @@ STILL_MS = 1000
 UNHEARD_MAX = 512
 #: A cancel does not end these, and until their reply the daemon refuses all else for the component.
 _ANSWERED = Register | Commit | Unregister
-#: Longer timeouts are left to the daemon: a poll counts milliseconds in 32 bits.
+#: A poll counts milliseconds in 32 bits.
 POLL_MAX_S = 1e6
 
 
@@ -304,7 +304,7 @@ class Channel:
         self._asked.pop(request, None)
 
     def _poll(self, within_s: float) -> bool:
-        ready = self._poller.poll(int(within_s * 1000))
+        ready = self._poller.poll(int(min(within_s, POLL_MAX_S) * 1000))
         if ready and ready[0][0] is not self._line.socket:
             self._session.check()
         return bool(ready)

@@ -26,6 +26,7 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import ANOTHER, DAEMON_LOG, STARTING, Folder
 from swapd.shared.text import plain
 from swapd_client.errors import DaemonGone, InvalidArgument, NotRunning
+from swapd_client.session.channel import POLL_MAX_S
 from swapd_client.session.disabled import Disabled
 from swapd_client.session.endpoint import label_of, resolve
 from swapd_client.session.session import Session
@@ -67,6 +68,11 @@ def open_session(
     if disabled := _is_disabled(disabled):
         device = device or config.variable(config.DEVICE_VARIABLE)
     _check(endpoint, device)
+    if not (isinstance(timeout, (int, float)) and 0 < timeout <= POLL_MAX_S):
+        raise InvalidArgument(
+            f"timeout={timeout!r}: give the seconds to wait for the daemon's answer, more than 0 "
+            f"and at most {POLL_MAX_S:g}"
+        )
     if budget is not None and not start:
         raise InvalidArgument("budget= is for a daemon that connect starts: add start=True")
     if disabled:
