@@ -22,6 +22,7 @@ from swapd_client.asked import (
     check_seconds,
     each_once,
     granted,
+    nbytes_of,
     of_components,
     of_start,
     of_workspace,
@@ -29,7 +30,7 @@ from swapd_client.asked import (
     record_of,
 )
 from swapd_client.cancellation import cancellable, in_thread
-from swapd_client.client import Client, nbytes_of, restore_models
+from swapd_client.client import Client, restore_models
 from swapd_client.covered import to_its_end
 from swapd_client.dropped import close_when_collected
 from swapd_client.errors import DaemonGone, SwapdError

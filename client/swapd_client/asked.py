@@ -3,10 +3,12 @@
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from math import inf
+from typing import Any
 
 import msgspec
 
 from swapd.shared import protocol
+from swapd.shared.units import parse_size
 from swapd_client.errors import InvalidArgument
 from swapd_client.leases.book import Record
 from swapd_client.session.session import Session
@@ -37,6 +39,17 @@ def check_deadline(deadline_s: object) -> None:
         raise InvalidArgument(
             f"deadline={deadline_s!r}: give the seconds from now within which it is wanted, or None"
         )
+
+
+def nbytes_of(size: object) -> Any:
+    """Return the bytes of a number or a text ("6GiB"); return other values as they are.
+
+    Raises: InvalidArgument if the text is no size.
+    """
+    try:
+        return parse_size(size) if isinstance(size, str) else size
+    except ValueError as exc:
+        raise InvalidArgument(str(exc)) from None
 
 
 Progress = Callable[[protocol.Forecast], None]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from swapd.shared import protocol
 from swapd.shared.extras import needed
-from swapd.shared.units import parse_size
 from swapd_client import registration, rejoining
 from swapd_client.asked import (
     PREFETCH_TIMEOUT_S,
     Progress,
     cheapest_first,
     each_once,
+    nbytes_of,
     of_start,
     of_workspace,
     prefetch_of,
@@ -789,8 +789,3 @@ def restore_models(client: Client) -> None:
     """Remove the hooks of attached models, after closing."""
     for attachment in list(client.attachments):
         attachment.let_go()
-
-
-def nbytes_of(size: object) -> Any:
-    """Return the bytes of a number or a text ("6GiB"); return other values as they are."""
-    return parse_size(size) if isinstance(size, str) else size

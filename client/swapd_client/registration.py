@@ -112,9 +112,10 @@ def scratch_of(session: Session, what: "int | torch.Tensor", *, mutable: bool) -
     `what`: a number of bytes, or the tensor of former scratch, which keeps its address.
     """
     tensor = None if isinstance(what, int) else what
-    nbytes = what if isinstance(what, int) else what.nbytes
-    if nbytes <= 0:
-        raise InvalidSource(f"scratch of {nbytes} bytes: give a size, as 4 << 30 or '4GiB'")
+    nbytes = what if isinstance(what, int) else getattr(what, "nbytes", None)
+    if nbytes is None or nbytes <= 0:
+        said = repr(what) if nbytes is None else f"{nbytes} bytes"
+        raise InvalidSource(f"scratch of {said}: give a size, as 4 << 30 or '4GiB'")
     kind: protocol.Scratch = "saved" if mutable else "dropped"
     layout = Scratch(nbytes, kind, session.processor.index, tensor, session.processor.fetch)
     return {"source": layout, "mutable": True, "stays": tensor is not None}

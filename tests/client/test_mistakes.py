@@ -31,6 +31,9 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "no deadline": (lambda c: c.acquire("a", deadline=float("nan")), "deadline=nan"),
     "a deadline as text": (lambda c: c.acquire("a", deadline="1"), "deadline='1'"),
     "a workspace": (lambda c: c.acquire_workspace("1MiB", timeout="1"), "timeout='1'"),
+    "a size without a unit": (lambda c: c.acquire_workspace("6 big"), "'6 big' is not a size"),
+    "a new size": (lambda c: c.resize("a", "much"), "'much' is not a size"),
+    "scratch": (lambda c: c.register_scratch("s", "4 GiBi"), "'4 GiBi' is not a size"),
     "a start": (lambda c: c.acquire_start(timeout="1"), "timeout='1'"),
 }
 
