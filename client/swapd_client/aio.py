@@ -1,7 +1,8 @@
 """The asyncio client: the same names, awaited.
 
 Acquires, and questions that the daemon answers at once, are awaited on a channel of the loop. All
-other calls are those of the synchronous client of the same session, in threads.
+other calls are those of the synchronous client of the same session, in threads: also those that
+first end the leases which model calls keep.
 """
 
 import asyncio
@@ -143,6 +144,8 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     load_family = _in_thread(Client.load_family, _unregister)
     unregister = _in_thread(Client.unregister)
     update = _in_thread(Client.update)
+    resize = _in_thread(Client.resize)
+    evict = _in_thread(Client.evict)
     attach = _in_thread(Client.attach, lambda _, attachment: attachment.detach())
 
     def acquire(
@@ -171,11 +174,15 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
 
     def acquire_start(self, *, timeout: float | None = None) -> "Acquiring":
         """As `Client.acquire_start`: await it, or `async with` it."""
-        return self._acquiring(of_start(timeout))
+        return self._acquiring(of_start(timeout), flush=True)
 
-    def _acquiring(self, asked: Asked) -> "Acquiring":
-        def acquire() -> Coroutine[Any, Any, AsyncLease]:
-            return self.leasing.acquire(asked)
+    def _acquiring(self, asked: Asked, *, flush: bool = False) -> "Acquiring":
+        """`flush`: first end leases that model calls keep, which would count as use."""
+
+        async def acquire() -> AsyncLease:
+            if flush:
+                await cancellable(self._client.leasing.end_kept)
+            return await self.leasing.acquire(asked)
 
         return Acquiring(partial(self._repeated, acquire, asked.timeout_s))
 
@@ -192,14 +199,6 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         """As `Client.follows`."""
         await self._ask(lambda number: protocol.Follows(number, names, after))
 
-    async def resize(
-        self, name: str, size: int | str | None, *, timeout: float | None = None
-    ) -> None:
-        """As `Client.resize`."""
-        nbytes = nbytes_of(size)
-        await self._ask(lambda number: protocol.Resize(number, name, nbytes), timeout)
-        self.session.registry.resized(name, nbytes)
-
     async def pin(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.pin`."""
         await self._ask(lambda number: protocol.Pin(number, name), timeout)
@@ -207,10 +206,6 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     async def unpin(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.unpin`."""
         await self._ask(lambda number: protocol.Pin(number, name, unpin=True), timeout)
-
-    async def evict(self, name: str, *, timeout: float | None = None) -> None:
-        """As `Client.evict`."""
-        await self._ask(lambda number: protocol.EvictNow(number, name), timeout)
 
     async def forget(self, *names: str, timeout: float | None = None) -> None:
         """As `Client.forget`."""

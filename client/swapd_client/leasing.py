@@ -78,6 +78,11 @@ class Leasing:
             raise self.session.lifeline.not_answering(timeout_s)
         return self.session.unwrap(reply)
 
+    def end_kept(self) -> None:
+        """End the leases that all threads keep. Blocks until the daemon has heard of it."""
+        self.giving_back.flush_kept()
+        self.call(self.session.harmless())
+
     # --- acquires ------------------------------------------------------------------------
 
     def take(self, names: tuple[str, ...], *how: Any, **named: Any) -> Lease:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 import swapd_client
 from swapd import spawn
 from swapd.spawn import Spawned
+from swapd_client import AsyncClient
 from swapd_client.memory.layout import OtherBytes
 from swapd_client.session.registry import Registry
 
@@ -94,11 +95,25 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-async def test_what_model_calls_in_threads_keep_does_not_hold_up_an_unregister(
-    daemon: Spawned,
+async def started(client: AsyncClient) -> None:
+    async with client.acquire_start(timeout=0):
+        pass
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.unregister("a"),
+        lambda client: client.evict("a"),
+        lambda client: client.resize("a", 0),
+        started,
+    ],
+)
+async def test_what_model_calls_in_threads_keep_does_not_hold_up(
+    daemon: Spawned, call: Callable[[AsyncClient], Awaitable[object]]
 ) -> None:
     async with await swapd_client.connect_async(daemon.folder) as client:
-        await client.register("a", {"d": bytearray(MIB)})
+        await client.register_family("a", PARTS)
         inner = client._client
 
         def loop() -> None:
@@ -106,4 +121,5 @@ async def test_what_model_calls_in_threads_keep_does_not_hold_up_an_unregister(
                 inner.acquire("a").release()
 
         await asyncio.to_thread(loop)
-        await client.unregister("a")
+        await call(client)
+        assert not any(one.leases for one in (await client.status()).components)

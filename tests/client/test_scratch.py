@@ -38,7 +38,7 @@ def test_what_is_no_scratch_has_no_tensor_of_its_own_and_nothing_to_say_is_used(
             _ = weights.tensor
         with pytest.raises(InvalidSource, match="not saved in part"):
             weights.used([])
-        with pytest.raises(InvalidSource, match="scratch of 1.5: give a size"):
+        with pytest.raises(InvalidSource, match=r"scratch of 1\.5: give a size"):
             client.register_scratch("kv", 1.5)  # type: ignore[arg-type]
         kv = client.register_scratch("kv", MIB)
         for wrong in (lambda: kv.view("x"), lambda: kv.tensors):
