@@ -22,6 +22,7 @@ from swapd_client.asked import (
     cheapest_first,
     check_seconds,
     each_once,
+    few,
     granted,
     nbytes_of,
     of_components,
@@ -313,7 +314,7 @@ class AsyncLeasing:
         session, task = self.session, id(asyncio.current_task())
         leases = session.leases
         record = record_of(session, session.next_id(), asked, task)
-        request = asked.request(record.id, agent=task, holds=leases.held_by(task))
+        request = asked.request(record.id, agent=task, holds=few(leases.held_by(task)))
         if trace is not None:
             request = trace.marked(request)
         telling = None

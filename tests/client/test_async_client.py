@@ -8,6 +8,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
+from swapd.shared.protocol import LEASES_MAX
 from swapd_client import InvalidArgument, SessionFenced, UnknownComponent
 from swapd_client.memory.part import Part
 from tests.guarantees.relay import Relay
@@ -104,6 +105,15 @@ async def test_orders_reach_the_daemon_and_so_do_their_errors_the_task() -> None
             for timeout in ("5", -1):
                 with pytest.raises(InvalidArgument, match="give a number of seconds"):
                     await client.pin("a", timeout=timeout)  # type: ignore[arg-type]
+
+
+async def test_a_task_may_hold_more_leases_than_a_message_can_name() -> None:
+    with spawn.daemon(budget="16MiB") as daemon:
+        async with await swapd_client.connect_async(daemon.folder) as client:
+            await client.register("a", {"x": b"here"})
+            leases = [await client.acquire("a") for _ in range(LEASES_MAX + 2)]
+            for lease in leases:
+                lease.release()
 
 
 async def test_a_release_that_raises_has_ended_the_lease(tmp_path: Path) -> None:
