@@ -249,7 +249,8 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
             await self._join_next(self.session.error, rejoining.until_of(self._client))
         with suppress(DaemonGone):  # `call` raises it, or joins the next daemon
             await self.leasing.be_heard()
-        if (torch := sys.modules.get("torch")) is not None:
+        torch: Any = sys.modules.get("torch")
+        if hasattr(torch, "set_grad_enabled"):  # not while another thread is importing it
             call = torch.set_grad_enabled(torch.is_grad_enabled())(call)  # grad mode is per thread
         return await cancellable(call, partial(undo, self._client))
 

@@ -1,5 +1,6 @@
-"""The synchronous client in one process, against a real daemon."""
+"""The client in one process, against a real daemon."""
 
+import asyncio
 import gc
 import os
 import signal
@@ -7,6 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -54,7 +56,13 @@ def test_a_thread_that_is_just_importing_torch_disturbs_no_other(
         client.register("a", {"x": b"a"})
         client.update("a", {"x": b"b"})
         client.acquire_workspace("1MiB").release()
+        asyncio.run(_register_in_a_loop(daemon.folder))
         assert streams.current_stream(0) == streams.LEGACY_DEFAULT
+
+
+async def _register_in_a_loop(folder: Path) -> None:
+    async with await swapd_client.connect_async(folder) as client:
+        await client.register("b", {"x": b"b"})
 
 
 def leases(client: Client) -> int:
