@@ -224,6 +224,7 @@ def unregister(leasing: Leasing, name: str) -> None:
         session.registry.unbinding.unbind(part)
 
     to_its_end(leave)
+    session.registry.forget_size(part.part_of)
 
 
 def end(leasing: Leasing, *, keep: bool) -> None:

@@ -174,6 +174,28 @@ def test_every_call_joins_the_next_daemon(lives: Lives, tmp_path: Path) -> None:
     assert part.tolist() == [1.0] * 4
 
 
+def states(lives: Lives) -> dict[str, str]:
+    return {one.name: one.state for one in lives.daemon.status().components}
+
+
+def test_a_family_that_was_registered_part_by_part_has_its_size_at_the_next_daemon(
+    lives: Lives,
+) -> None:
+    client = lives.client
+    client.register("f/a", {"x": bytes(MIB)}, part_of="f")
+    client.resize("f", 0)
+    lives.next()
+    client.acquire("f").release()
+    client.forecast("f")  # after the release
+    assert states(lives) == {"f/a": "absent"}
+    client.unregister("f")
+    client.register("f/a", {"x": bytes(MIB)}, part_of="f")  # another one, without a size
+    lives.next()
+    client.acquire("f").release()
+    client.forecast("f")
+    assert states(lives) == {"f/a": "idle"}
+
+
 def test_an_acquire_that_waits_when_the_daemon_dies_is_granted_by_the_next(
     lives: Lives, pool: ThreadPoolExecutor
 ) -> None:

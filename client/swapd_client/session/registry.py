@@ -70,8 +70,13 @@ class Registry:
 
     def resized(self, name: str, nbytes: int | None) -> None:
         """Record a size granted by the daemon. The family may be another process's."""
-        if name in self.kept:
+        if self.family(name):
             self.kept[name] = nbytes
+
+    def forget_size(self, family: str) -> None:
+        """Forget the size of a family without parts: the daemon has forgotten it, too."""
+        if not self.family(family):
+            self.kept.pop(family, None)
 
     def family(self, name: str) -> list[str]:
         with self._lock:
