@@ -90,14 +90,12 @@ def planned(
 ) -> T:
     """Return `register(layouts)`, with the layouts that exist while `plan` is entered.
 
-    After an interrupt, even when `plan` is left, nothing is registered.
+    After an error or an interrupt, even when `plan` is left, nothing is registered.
     """
     layouts: Layouts = {}
     try:
         with plan as layouts:
             return register(layouts)
-    except Exception:
-        raise
     except BaseException:
         for part in leasing.session.registry.all():
             if any(part.layout is layout for layout in layouts.values()):

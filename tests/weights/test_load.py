@@ -97,6 +97,23 @@ def test_buffers_stay_private_and_the_same_objects(client: Client, saved: Path) 
     assert module.norm.num_batches_tracked == 1
 
 
+def test_a_module_made_in_inference_mode_computes_there(client: Client, saved: Path) -> None:
+    with torch.inference_mode():
+        module, twin = net(1), net()
+    client.load("net", saved, module)
+    with client.acquire("net"), torch.inference_mode():
+        assert torch.equal(module(IDS), twin(IDS))
+        assert same(copies(module), copies(twin))
+
+
+def test_a_buffer_that_was_one_repeated_number_is_loaded(client: Client, tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(2, 2), "scale": torch.arange(4.0)}, tmp_path / "x.safetensors")
+    module = nn.Linear(2, 2, bias=False)
+    module.register_buffer("scale", torch.zeros(1).expand(4))
+    client.load("x", tmp_path / "x.safetensors", module)
+    assert module.get_buffer("scale").tolist() == [0, 1, 2, 3]
+
+
 def test_parameters_that_were_there_stay_the_same_objects(client: Client, saved: Path) -> None:
     module = net(1)
     before = list(module.parameters())

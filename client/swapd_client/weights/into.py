@@ -22,6 +22,11 @@ class Slots:
         self.parameter = parameter
         self.places: dict[str, _Place] = {}
 
+    @property
+    def is_inference(self) -> bool:
+        """Whether what `put` returns is an inference tensor."""
+        return not self.parameter.is_meta and self.parameter.is_inference()
+
     def put(self, tensor: torch.Tensor) -> torch.nn.Parameter:
         """Set the parameter to `tensor`; return the parameter.
 
@@ -116,8 +121,8 @@ class Into:
     def finish(self) -> None:
         for name, value in self._loaded.items():
             there = self._buffer(name)
-            if there.device == value.device and there.shape == value.shape:
-                with torch.no_grad():
+            if _takes(there, value):
+                with torch.inference_mode(there.is_inference()), torch.no_grad():
                     there.copy_(value)
             else:
                 owner, key = self._owners[name]
@@ -129,6 +134,12 @@ class Into:
     def _buffer(self, name: str) -> torch.Tensor:
         owner, key = self._owners[name]
         return owner.get_buffer(key)
+
+
+def _takes(buffer: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a value can be written into a buffer: not if several of its items share memory."""
+    expanded = any(n > 1 and not s for n, s in zip(buffer.shape, buffer.stride(), strict=True))
+    return (buffer.device, buffer.shape) == (value.device, value.shape) and not expanded
 
 
 def _parameters(module: torch.nn.Module) -> list[Slots]:

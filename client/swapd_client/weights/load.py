@@ -103,12 +103,13 @@ class FileLayout(PlacedTensors, Ready):
 
     def bind(self, address: int) -> Iterable[object]:
         storages = []
-        with torch.inference_mode(False), torch.no_grad():
-            for one in self.placed if self._wanted else ():  # else it is bound already
+        for one in self.placed if self._wanted else ():  # else it is bound already
+            slots = self._slots.get(one.name)
+            # in the parameter's own mode: one that is partly an inference tensor works in no mode
+            with torch.inference_mode(slots is not None and slots.is_inference), torch.no_grad():
                 tensor = self._tensor(one, address)
-                storages.append(tensor.untyped_storage())
-                slots = self._slots.get(one.name)
                 self.tensors[one.name] = tensor if slots is None else slots.put(tensor)
+            storages.append(tensor.untyped_storage())
         return storages
 
     def let_go(self) -> None:
