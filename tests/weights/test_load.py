@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -336,6 +337,13 @@ def test_a_bar_is_shown_on_demand(
     assert capsys.readouterr().err == "", "nobody looks"
     client.load("y", saved, prefix="mix.", progress=True)
     assert "loading" in capsys.readouterr().err
+
+
+def test_a_process_without_a_stderr_loads(
+    client: Client, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # as Python does if descriptor 2 is closed
+    client.load("x", saved)
 
 
 def test_file_systems_that_cannot_send_are_read(

@@ -67,7 +67,8 @@ class Progress:
 
     def __init__(self, wanted: bool | Told | None) -> None:
         self._told = wanted if callable(wanted) else None
-        self._wants_bar = wanted is True or (wanted is None and sys.stderr.isatty())
+        at_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._wants_bar = wanted is True or (wanted is None and at_terminal)
         self._bar: Any = None
         self._done = self._total = 0
 
