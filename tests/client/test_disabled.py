@@ -170,7 +170,10 @@ def refuses(client: Client, tmp_path: Path) -> list[Any]:
         lambda: client.unregister("lmp"),
         lambda: client.resize("mlp", 1),
         lambda: client.update("lmp", {}),
+        lambda: client.forget("mlp"),
         lambda: client.register("mlp", mlp()),
+        lambda: client.register("part", mlp(), part_of="mlp"),
+        lambda: client.register_family("mlp", {"part": mlp()}),
         lambda: client.register("again", model),
         lambda: client.register("view", {"w": first(model).weight.detach()[1:]}),
         lambda: client.register("nothing", 3),  # type: ignore[arg-type]
@@ -249,6 +252,17 @@ async def test_an_asyncio_service_has_the_same_results_with_swapd_and_without(
     with spawn.daemon(budget="32MiB") as daemon:
         expected = await served(await connect_async(daemon.folder))
     assert await served(await connect_async(disabled=True)) == expected
+
+
+def test_a_client_that_is_lost_with_its_loop_leaves_nothing_open(nowhere: Path) -> None:
+    def lose() -> None:
+        asyncio.run(connect_async(disabled=True))
+        dropped.settle()
+
+    lose()  # the first one starts threads
+    before = len(os.listdir("/proc/self/fd"))
+    lose()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 # --- without swapd -----------------------------------------------------------------------

@@ -158,11 +158,12 @@ class Disabled(Session):
 
     def _problem_with(self, request: protocol.AnyRequest) -> tuple[protocol.Code, str] | None:
         families = {one.part_of for one in _all()} - {""}
-        known = {one.name for one in _all()} | families
-        names = getattr(request, "names", (getattr(request, "name", ""),))
+        alone = {one.name for one in _all()}
+        known = alone | families
         match request:
-            case protocol.Register(name=name) if name in known:
-                return "duplicate_name", f"{name!r} is registered already: choose another name"
+            case protocol.Register(name=name, part_of=family) if name in known or family in alone:
+                taken = name if name in known else family
+                return "duplicate_name", f"{taken!r} is registered already: choose another name"
             case protocol.Resize(name=name) if name not in families:
                 return "unknown_component", f"{name!r} is no component registered in parts"
             case protocol.Unregister(name=name) | protocol.EvictNow(name=name) if self._uses(name):
@@ -171,11 +172,7 @@ class Disabled(Session):
                 return "conflict", "what starts holds no lease, and starts once: release it first"
             case protocol.Acquire(names=()) | protocol.ForecastRequest(names=()):
                 return "bad_request", "names no component; name at least one"
-            case protocol.Acquire(await_registration=False) | protocol.Prefetch(over=None):
-                return _unknown(names, known)
-            case protocol.ForecastRequest() | protocol.Pin() | protocol.EvictNow():
-                return _unknown(names, known)
-        return None
+        return _unknown(request, known)
 
     def _uses(self, name: str) -> int:
         names = {one.name for one in _all() if one.is_of(name)}
@@ -207,7 +204,17 @@ def _all() -> list[Part]:
     return [part for one in here if one.life.usable for part in list(one.components.values())]
 
 
-def _unknown(names: Iterable[str], known: set[str]) -> tuple[protocol.Code, str] | None:
+def _unknown(request: protocol.AnyRequest, known: set[str]) -> tuple[protocol.Code, str] | None:
+    names = getattr(request, "names", (getattr(request, "name", ""),))
+    match request:
+        case protocol.Forget(names=(name, *_)):
+            return "unknown_component", f"no host copy of {name!r} is kept"
+        case protocol.Acquire(await_registration=False) | protocol.Prefetch(over=None):
+            pass
+        case protocol.ForecastRequest() | protocol.Pin() | protocol.EvictNow():
+            pass
+        case _:
+            return None
     if missing := [name for name in names if name not in known]:
         return "unknown_component", (
             f"nobody has registered {missing[0]!r} in this process, and swapd is disabled; "
@@ -256,5 +263,5 @@ class LoopChannel(AsyncChannel):
     async def call(self, request: protocol.AnyRequest, *_: Any, **__: Any) -> protocol.AnyReply:
         return self._disabled.reply(request)  # type: ignore[no-any-return]
 
-    async def close(self) -> None:
+    def close_socket(self) -> None:
         pass
