@@ -35,6 +35,7 @@ LINKS = "swapd-links"
 UNMADE_MAX = 1024
 CLOSE_S = 2.0
 
+#: For errors that this process found.
 _CODES: dict[type[BaseException], str] = {kind: code for code, kind in BY_CODE.items()}
 
 
@@ -59,8 +60,8 @@ class Trace(msgspec.Struct, eq=False):
     def __exit__(self, kind: object, exc: BaseException | None, where: object) -> None:
         self.ended = time.monotonic()
         if exc is not None:
-            said = str(exc) if isinstance(exc, SwapdError) else ""
-            self.error = _CODES.get(type(exc), type(exc).__name__), said
+            code, said = (exc.code, str(exc)) if isinstance(exc, SwapdError) else (None, "")
+            self.error = code or _CODES.get(type(exc), type(exc).__name__), said
         self.tracing.hand_over(self)
 
     def marked(self, request: protocol.AnyAcquire) -> protocol.AnyAcquire:

@@ -22,7 +22,15 @@ from swapd import spawn
 from swapd.core.actions import CopyIn, Grant
 from swapd.log import reader
 from swapd.shared import protocol
-from swapd_client import Client, ClientClosed, Timeout, TooLarge, connect, connect_async
+from swapd_client import (
+    Client,
+    ClientClosed,
+    Timeout,
+    TooLarge,
+    UnknownComponent,
+    connect,
+    connect_async,
+)
 from swapd_client.tracing import API, Tracing, are_provided, in_traces_of
 from tests.contents import bytes_of
 from tests.guarantees.harness import World
@@ -160,12 +168,15 @@ def test_a_refusal_is_an_error_of_its_span_and_a_try_is_none(
         client.acquire_workspace("1GiB")
     with pytest.raises(Timeout):
         client.acquire("talker", timeout=0)
-    refused, tried = made_of(client, exporter)
+    with pytest.raises(UnknownComponent):
+        client.acquire("nobody")
+    refused, tried, unknown = made_of(client, exporter)
     assert refused.status.status_code is StatusCode.ERROR
     assert said_by(refused)["error.type"] == "too_large"
     assert "1 GiB" in (refused.status.description or "")
     assert tried.status.status_code is StatusCode.UNSET
     assert said_by(tried)["swapd.skipped"] is True
+    assert said_by(unknown)["error.type"] == "unknown_component"
 
 
 def test_who_waits_for_a_holder_is_told_for_whom(
