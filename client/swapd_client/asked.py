@@ -158,9 +158,10 @@ def prefetch_of(
     over: Collection[str] | None,
     timeout_s: float | None = None,
 ) -> protocol.Prefetch:
-    check_names(names)
+    others = None if over is None else tuple(each_once(over))
+    check_names((*names, *(others or ())))
     check_seconds(timeout_s)
-    return protocol.Prefetch(number, names, None if over is None else tuple(over), timeout_s)
+    return protocol.Prefetch(number, names, others, timeout_s)
 
 
 def few(holds: tuple[int, ...]) -> Held:
