@@ -83,8 +83,7 @@ class BaseLease:
         component is not in this lease, or belongs to another process.
         """
         if name not in self._fresh:
-            known = self._session.registry.family(name) or [name]
-            if not any(self._record.holds(part) for part in known):
+            if not self._has_own(name):
                 raise UnknownComponent(
                     f"{name!r} is not in this lease (of {', '.join(self.names)}), or belongs to "
                     "another process: only its own process can ask whether it is new"
@@ -119,8 +118,15 @@ class BaseLease:
         if problem := self._session.arrivals.problem_with(self._record):
             raise problem
 
+    def _has_own(self, name: str) -> bool:
+        """Whether a component of this process, or a part of such a family, is in the lease."""
+        known = self._session.registry.family(name) or [name]
+        return any(self._record.holds(part) for part in known)
+
     def _wait(self, segment: int | None, name: str | None, stream: Any) -> None:
         name = name or self.names[0]
+        if name not in self.names and name not in self._granted.names and not self._has_own(name):
+            raise UnknownComponent(f"{name!r} is not in this lease (of {', '.join(self.names)})")
         if stream is None:
             return self._session.arrivals.wait(self._record, name, segment)
         self.check()
@@ -209,7 +215,8 @@ class Lease(BaseLease):
         Returns at once unless the lease was acquired `early`; then a GPU's memory is accessible by
         this call only. `name` selects the component, if the lease has several. Raises: DeviceFailed
         if the segment will never come (release the lease, then acquire again), or the GPU refuses
-        the access; SessionEnded if the session ended meanwhile.
+        the access; SessionEnded if the session ended meanwhile; InvalidArgument, UnknownComponent
+        if there is no such segment, or component in the lease.
 
         With `stream` (as for `uses`), that stream waits and this returns at once: work queued on it
         later starts when the segment is there. If the segment never comes, or the daemon dies, the

@@ -17,6 +17,11 @@ def client() -> Iterator[Client]:
         yield client
 
 
+def held(client: Client, use: Callable[[Any], object]) -> None:
+    with client.acquire("a") as lease:
+        use(lease)
+
+
 WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a list": (lambda c: c.acquire(["a"]), "names one by one, as in 'a', 'b'"),
     "a number": (lambda c: c.acquire(7), "7 is not the name of a component"),
@@ -34,6 +39,9 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a size without a unit": (lambda c: c.acquire_workspace("6 big"), "'6 big' is not a size"),
     "a new size": (lambda c: c.resize("a", "much"), "'much' is not a size"),
     "scratch": (lambda c: c.register_scratch("s", "4 GiBi"), "'4 GiBi' is not a size"),
+    "a segment too many": (lambda c: held(c, lambda a: a.wait(1)), "'a' arrives in 1 segment"),
+    "a segment below 0": (lambda c: held(c, lambda a: a.wait(-1)), "segment=-1: "),
+    "a segment's name": (lambda c: held(c, lambda a: a.wait("a")), "segment='a': "),
     "a start": (lambda c: c.acquire_start(timeout="1"), "timeout='1'"),
 }
 
@@ -63,6 +71,14 @@ def test_a_wrong_connect_says_how_it_is_done(where: dict[str, Any], said: str) -
     with pytest.raises(InvalidArgument) as refused:
         swapd_client.connect(**where)
     assert said in str(refused.value)
+
+
+def test_a_wait_for_what_is_not_in_the_lease_is_an_error(client: Client) -> None:
+    client.register("f/x", {"x": b"1"}, part_of="f")
+    with client.acquire("a", "f/x") as lease:
+        lease.wait(name="f")
+        with pytest.raises(swapd_client.UnknownComponent, match="'b' is not in this lease"):
+            lease.wait(name="b")
 
 
 def test_a_question_may_wait_for_any_time(client: Client) -> None:

@@ -6,8 +6,15 @@ from math import inf
 
 from swapd.shared.board import ARRIVED, LANDED, ArrivalFailed, Board, word
 from swapd.shared.protocol import Broken, Placement
+from swapd.shared.text import counted
 from swapd.shared.units import size
-from swapd_client.errors import DeviceFailed, SessionFenced, SwapdError, Timeout
+from swapd_client.errors import (
+    DeviceFailed,
+    InvalidArgument,
+    SessionFenced,
+    SwapdError,
+    Timeout,
+)
 from swapd_client.leases.book import Record, Word
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
@@ -38,7 +45,8 @@ class Arrivals:
         """Block until a segment of a granted component, or all of it, is on the device.
 
         With `stream`, that stream waits instead, if the GPU can. Raises: DeviceFailed if the bytes
-        never come, or cannot be made accessible; the error that ended the session.
+        never come, or cannot be made accessible; InvalidArgument if there is no such segment; the
+        error that ended the session.
         """
         for place in record.granted.placements:
             part = self._parts.get(place.name)
@@ -47,7 +55,7 @@ class Arrivals:
                 continue  # unregistered: private memory now
             if not part.is_of(name):
                 continue
-            arrived = part.segments if segment is None else segment + 1
+            arrived = _awaited(part, segment)
             ends = part.layout.segments[:arrived]
             part.where.reach(place.generation, ends[-1] if ends else 0)
             awaited = part.slot, word(place.generation, arrived)
@@ -100,6 +108,18 @@ class Arrivals:
                 return self.not_arrived(place.name, place.generation)
         error = self._life.error
         return error if record.cut or isinstance(error, SessionFenced) else None
+
+
+def _awaited(part: Part, segment: int | None) -> int:
+    """Return how many segments have arrived once this one has; all: None."""
+    if segment is None:
+        return part.segments
+    if not (isinstance(segment, int) and 0 <= segment < part.segments):
+        raise InvalidArgument(
+            f"segment={segment!r}: {part.name!r} arrives in {counted(part.segments, 'segment')}; "
+            "give a number from 0 on, or None for all"
+        )
+    return segment + 1
 
 
 class Arrival:
