@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -673,7 +673,8 @@ class Client(AbstractContextManager["Client"]):
         except SessionEnded as exc:
             self._join_next(exc)
             update.together(self.session, self.leasing.call, values)
-        self.leasing.giving_back.flush_kept()
+        with suppress(SessionEnded):  # the update has taken place
+            self.leasing.giving_back.flush_kept()
 
     def status(self, *, timeout: float | None = None) -> protocol.Status:
         """Report the resident components, their holders, and the bytes moved.

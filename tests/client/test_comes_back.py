@@ -174,6 +174,24 @@ def test_every_call_joins_the_next_daemon(lives: Lives, tmp_path: Path) -> None:
     assert part.tolist() == [1.0] * 4
 
 
+def test_an_update_that_took_place_before_the_daemon_died_is_no_error(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, tensor = lives.client, numbers()
+    client.register("a", {"x": tensor})
+    renew = client.session.renew
+
+    def last(*update: Any) -> None:
+        renew(*update)
+        lives.kill()
+
+    monkeypatch.setattr(client.session, "renew", last)
+    client.update("a", {"x": torch.zeros(MIB)})
+    lives.start()
+    with client.acquire("a"):
+        assert not tensor.any()
+
+
 def states(lives: Lives) -> dict[str, str]:
     return {one.name: one.state for one in lives.daemon.status().components}
 
