@@ -33,7 +33,8 @@ class VersionMismatch(SwapdError):
 class SessionEnded(SwapdError):
     """The session is over and takes no requests. `DaemonGone` and `SessionFenced` tell why.
 
-    The next call of the client, or of its models, joins the next daemon: see `connect(reconnect=)`.
+    The next call of an attached model joins the next daemon; so does that of the client, if the
+    last one is gone: see `connect(reconnect=)`.
     """
 
 
