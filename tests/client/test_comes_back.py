@@ -192,6 +192,17 @@ def test_an_update_that_took_place_before_the_daemon_died_is_no_error(
         assert not tensor.any()
 
 
+def test_a_program_may_change_its_directory(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = lives.daemon.folder
+    monkeypatch.chdir(folder.parent)
+    with swapd_client.connect(folder.name) as client:
+        client.register("a", {"x": b"1"})
+        monkeypatch.chdir("/")
+        lives.kill(lives.client, client)
+        lives.start()
+        client.acquire("a", timeout=5).release()
+
+
 def states(lives: Lives) -> dict[str, str]:
     return {one.name: one.state for one in lives.daemon.status().components}
 

@@ -77,12 +77,12 @@ def open_session(
         raise InvalidArgument("budget= is for a daemon that connect starts: add start=True")
     if disabled:
         return Disabled(device or "host")
-    folder = resolve(endpoint, device)
+    folder = resolve(endpoint, device).absolute()  # the program may change its directory
     called = label_of(label)
 
     def again(within_s: float = inf) -> Session:
         opened = partial(Session, folder, called, min(timeout, within_s))
-        return connected(folder.absolute(), device, budget, opened) if start else opened()
+        return connected(folder, device, budget, opened) if start else opened()
 
     session = again()
     session.again = again
