@@ -111,7 +111,10 @@ class GivingBack:
         self._recent.append((now, release))
         while self._recent and now - self._recent[0][0] > UNTOLD_S:
             self._recent.popleft()
-        if not self.session.lifeline.try_send(protocol.GivenBack((release,))):
+        message = protocol.encode(protocol.GivenBack((release,)))
+        if len(message) > protocol.LIFELINE_MAX_BYTES:  # it names much scratch
+            self._factory.channel().send(release)
+        elif not self.session.lifeline.try_send(message):
             return False
         record.told = True
         return True

@@ -15,7 +15,6 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd.shared.protocol import FromClient
 from swapd_client import Client, ClientClosed
 from swapd_client.memory.component import Component
 from swapd_client.registration import refuse_in_use
@@ -121,7 +120,7 @@ def test_a_child_waits_for_nothing_that_the_parent_was_at(monkeypatch: pytest.Mo
         giving, go_on = threading.Event(), threading.Event()
         try_send = client.session.lifeline.try_send
 
-        def held_up(message: FromClient) -> bool:
+        def held_up(message: bytes) -> bool:
             giving.set()
             go_on.wait()
             return try_send(message)

@@ -7,6 +7,7 @@ import swapd_client
 from swapd import spawn
 from swapd_client import Component, InvalidSource
 from swapd_client.memory import scratch
+from tests.threads import started
 
 MIB = 1 << 20
 
@@ -95,6 +96,24 @@ def test_what_much_scratch_of_one_lease_is_used_fits_into_one_message() -> None:
         with client.acquire("kv") as lease:
             assert not lease.fresh("kv")
             assert all(bool(part.tensor.view(-1)[:100].eq(7).all()) for part in parts)
+
+
+def test_a_kept_lease_with_much_to_say_is_given_back_when_nobody_uses_it() -> None:
+    """Its release is longer than a packet of the lifeline."""
+    names = [f"kv/{i}".ljust(200, "\N{GRINNING FACE}") for i in range(90)]
+    with spawn.daemon(budget="256MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        parts = [client.register_scratch(n, 4096, mutable=True, part_of="kv") for n in names]
+
+        def use() -> None:
+            for _ in range(3):
+                with client.acquire("kv"):
+                    for part in parts:
+                        part.used([(0, 1)])
+
+        started(use).join()
+        assert client.leasing.cache.kept()
+        with swapd_client.connect(daemon.folder) as other:
+            other.acquire_workspace("256MiB", timeout=5).release()
 
 
 @pytest.mark.parametrize("mutable", [False, True])

@@ -108,13 +108,10 @@ class Lifeline:
         with suppress(OSError):
             send_packet(self._sock, protocol.encode(message), fds)
 
-    def try_send(self, message: protocol.FromClient) -> bool:
-        """Send a message, unless it would block or is too long. True, too, if the daemon is
-        gone. Later requests may overtake it.
+    def try_send(self, data: bytes) -> bool:
+        """Send a message, unless it would block. True, too, if the daemon is gone. Later requests
+        may overtake it.
         """
-        data = protocol.encode(message)
-        if len(data) > protocol.LIFELINE_MAX_BYTES:
-            return False
         try:
             self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError as exc:
