@@ -102,6 +102,7 @@ async def test_orders_reach_the_daemon_and_so_do_their_errors_the_task() -> None
             for order in (client.pin, client.unpin, client.evict, client.forget, client.prefetch):
                 with pytest.raises(UnknownComponent):
                     await order("b")
+            await client.prefetch("b", over=())
             for timeout in ("5", -1):
                 with pytest.raises(InvalidArgument, match="give a number of seconds"):
                     await client.pin("a", timeout=timeout)  # type: ignore[arg-type]

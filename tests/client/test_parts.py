@@ -1,14 +1,11 @@
 """Parts of one component, registered one by one, in one process and against a real daemon."""
 
-import asyncio
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 
 import swapd_client
-from swapd import spawn
 from swapd_client import Conflict, DuplicateName, InvalidArgument, InvalidSource, TooLarge
 from swapd_client.memory.component import Component
 from tests import served
@@ -117,23 +114,3 @@ def test_parts_that_share_memory_are_refused_before_anything_is_moved() -> None:
         with pytest.raises(InvalidArgument, match="has no parts"):
             client.register_family("dit", {})
         assert client.status().components == ()
-
-
-def test_the_async_client_has_families_too() -> None:
-    async def main(folder: Path) -> None:
-        async with await swapd_client.connect_async(folder) as client:
-            made = await client.register_family("dit", sources(), resident=0)
-            async with client.acquire("dit"):
-                assert bytes(made[1].view("x")) == b"0" * 100
-            assert [c.policy for c in (await client.status()).components] == [
-                *("lru", "sequential", "sequential")
-            ]
-            await client.resize("dit", None)
-            assert {c.policy for c in (await client.status()).components} == {"lru"}
-            with pytest.raises(DuplicateName):
-                await client.register_family("dit", sources())
-            await client.unregister("dit")
-            assert (await client.status()).components == ()
-
-    with spawn.daemon(budget="64MiB", isolation="strict") as daemon:
-        asyncio.run(main(daemon.folder))

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import pytest
 
 from swapd import spawn
-from swapd_client import connect, connect_async
+from swapd_client import connect
 from tests.contents import bytes_of
 
 
@@ -24,10 +24,3 @@ def test_nothing_goes_but_what_is_named_and_names_that_are_not_there_are_left_ou
         states = {one.name: one.state for one in client.status().components}
     assert states["vae"] == "absent"
     assert "absent" not in (states["b"], states["c"])
-
-
-async def test_so_it_is_with_asyncio() -> None:
-    with spawn.daemon(budget="8MiB") as daemon:
-        client = await connect_async(daemon.folder)
-        await client.prefetch("nobody", over=())
-        await client.close()

@@ -28,5 +28,12 @@ def test_they_take_the_same(name: str) -> None:
     assert SYNC[name] == AWAITED[name]
 
 
+def test_what_is_not_awaited_on_the_loop_is_the_call_of_the_other_client() -> None:
+    for name in SYNC:
+        call = getattr(swapd_client.AsyncClient, name)
+        if inspect.unwrap(call) is not call:
+            assert inspect.unwrap(call) is getattr(swapd_client.Client, name)
+
+
 def test_leases_have_the_same() -> None:
     assert names(swapd_client.Lease).keys() == names(swapd_client.AsyncLease).keys()

@@ -47,22 +47,6 @@ def test_what_is_no_scratch_has_no_tensor_of_its_own_and_nothing_to_say_is_used(
                 wrong()
 
 
-async def test_an_async_client_has_scratch_too() -> None:
-    with spawn.daemon(budget="16MiB") as daemon:
-        async with await swapd_client.connect_async(daemon.folder) as client:
-            kv = await client.register_scratch("kv", "8MiB", mutable=True)
-            await client.register("filler", {"x": torch.ones(4 * MIB)})
-            async with client.acquire("kv") as lease:
-                assert lease.fresh("kv")
-                kv.tensor.fill_(7)
-                kv.used([(5, 10)])
-            async with client.acquire("filler"):
-                pass
-            async with client.acquire("kv") as lease:
-                assert not lease.fresh("kv")
-                assert kv.tensor.nonzero().flatten().tolist() == list(range(5, 15))
-
-
 def test_what_a_loop_says_is_used_counts_when_it_has_given_its_lease_back() -> None:
     with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as client:
         kv = client.register_scratch("kv", "8MiB", mutable=True)

@@ -208,16 +208,6 @@ def test_a_name_that_is_taken_leaves_the_module_as_it_was(client: Client, saved:
     assert all(p.is_meta for p in module.parameters())
 
 
-async def test_the_async_client_loads_too(daemon: spawn.Spawned, saved: Path) -> None:
-    module, twin = bare(), net()
-    async with await swapd_client.connect_async(daemon.folder) as client:
-        await client.load("net", saved, module)
-        async with client.acquire("net"):
-            assert torch.equal(module(IDS), twin(IDS))
-        with pytest.raises(InvalidSource):
-            await client.load("other", saved, nn.Linear(2, 2))
-
-
 # --- without a module --------------------------------------------------------------------
 
 

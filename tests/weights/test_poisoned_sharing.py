@@ -1,6 +1,5 @@
 """A process that shares a file's bytes trusts the file, and not the other process."""
 
-import asyncio
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -112,20 +111,6 @@ def test_a_lie_about_one_part_leaves_a_family_whole_and_in_order(
     with client.acquire("mine"):
         found = {n: t.clone() for part in made for n, t in part.tensors.items()}
     assert same(found, values())
-
-
-def test_the_async_client_does_not_believe_a_lie_either(
-    daemon: spawn.Spawned, liar: Client, file: Path
-) -> None:
-    lie(liar, file, at=5)
-
-    async def loaded() -> dict[str, torch.Tensor]:
-        async with await swapd_client.connect_async(daemon.folder) as client:
-            part = await client.load("mine", file)
-            async with client.acquire("mine"):
-                return {n: t.clone() for n, t in part.tensors.items()}
-
-    assert same(asyncio.run(loaded()), values())
 
 
 def test_the_truth_is_shared(client: Client, liar: Client, file: Path) -> None:

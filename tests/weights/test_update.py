@@ -388,14 +388,3 @@ def test_of_a_client_killed_in_the_middle_nothing_is_left(
     while len(client.status().sessions) > 1:
         pass
     await_host_copies(client, 0)
-
-
-async def test_the_async_client_has_it_too(daemon: spawn.Spawned) -> None:
-    module, new = model(), copies(model(1))
-    async with await swapd_client.connect_async(daemon.folder) as client:
-        await client.register("talker", module)
-        await client.update("talker", new)
-        async with client.acquire("talker"):
-            assert same(copies(module), new)
-        with pytest.raises(InvalidSource):
-            await client.update("talker", {"0.bias": torch.zeros(1)})
