@@ -163,18 +163,6 @@ def test_stopping_does_not_wait_longer_than_it_was_told(world: World) -> None:
     assert holder.look("m")[1] == written
 
 
-def test_told_twice_it_does_not_wait_at_all(world: World) -> None:
-    daemon = world.daemon(stop_timeout=600)
-    holder = world.worker(daemon, "holder")
-    a = holder.register("a", 8 * MIB, seed=1)
-    holder.acquire("a")
-    daemon.terminate()
-    daemon.await_record("Stopping")
-    daemon.terminate()
-    assert daemon.wait() == 0
-    assert holder.look("a")[1] == a
-
-
 def test_stopping_in_the_middle_of_a_copy(world: World) -> None:
     daemon = world.daemon(bandwidth="10MB/s")
     worker = world.worker(daemon, "worker")

@@ -169,15 +169,6 @@ def test_a_lease_granted_before_an_update_and_heard_of_after_it_does_not_linger(
         assert not lease._record.outdated
 
 
-def test_closing_leaves_the_new_values(daemon: spawn.Spawned) -> None:
-    module, new = model(), copies(model(1))
-    with swapd_client.connect(daemon.folder) as client:
-        client.register("talker", module)
-        seen(client, "talker", module)
-        client.update("talker", new)
-    assert same(copies(module), new)
-
-
 def test_tied_parameters_go_by_either_name(client: Client) -> None:
     embed, head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
     head.weight = embed.weight
