@@ -115,6 +115,19 @@ def test_a_buffer_that_was_one_repeated_number_is_loaded(client: Client, tmp_pat
     assert module.get_buffer("scale").tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_module_that_is_there_twice_is_loaded_by_either_name(
+    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    state = net().norm.state_dict()
+    save_file({f"{name}.{k}": v for k, v in state.items()}, tmp_path / "x.safetensors")
+    module = nn.ModuleDict({"first": (norm := nn.BatchNorm1d(6)), "second": norm})
+    client.load("x", tmp_path / "x.safetensors", module)
+    with client.acquire("x"):
+        assert same(norm.state_dict(), state)
+    assert not caplog.text
+
+
 def test_parameters_that_were_there_stay_the_same_objects(client: Client, saved: Path) -> None:
     module = net(1)
     before = list(module.parameters())

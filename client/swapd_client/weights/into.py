@@ -3,7 +3,7 @@
 Parameters become views of the component. Buffers stay private, because forward may write to them.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
@@ -48,13 +48,13 @@ class Into:
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
         self._device = device
         self._slots = _parameters(module)
-        #: All buffers: the module of each, and its name there.
+        #: All names of buffers: the module of each, and its name there.
         self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
         self._loaded: dict[str, torch.Tensor] = {}
         #: The persistent ones.
         self.buffers: dict[str, torch.Tensor] = {}
         bare = []
-        for prefix, sub in module.named_modules():
+        for prefix, sub in module.named_modules(remove_duplicate=False):
             for key, buffer in sub.named_buffers(recurse=False, remove_duplicate=False):
                 name = f"{prefix}.{key}".lstrip(".")
                 self._owners[name] = sub, key
@@ -73,7 +73,8 @@ class Into:
     def match(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Slots]:
         """Return the slots by name of their tensor. Raises: InvalidSource."""
         matched: dict[str, Slots] = {}
-        missing = [n for n, b in self.buffers.items() if n not in shapes and b.is_meta]
+        there = self._places(self.buffers.keys() & shapes.keys())
+        missing = [n for n, b in self.buffers.items() if b.is_meta and self._owners[n] not in there]
         for slots in self._slots:
             name = next((n for n in slots.places if n in shapes), None)
             if name is None:
@@ -109,8 +110,9 @@ class Into:
             there = self.buffers[name]
             dtype = value.dtype if there.is_meta else there.dtype
             self._loaded[name] = value.to(self._device, dtype)
-        for name in self._owners.keys() - self._loaded.keys():
-            if self._buffer(name).device != self._device:
+        loaded = self._places(values)
+        for name, place in self._owners.items():
+            if place not in loaded and self._buffer(name).device != self._device:
                 self._loaded[name] = self._buffer(name).to(self._device)
 
     def say_unexpected(self, names: Collection[str]) -> None:
@@ -127,6 +129,10 @@ class Into:
             else:
                 owner, key = self._owners[name]
                 setattr(owner, key, value)
+
+    def _places(self, buffers: Iterable[str]) -> set[tuple[torch.nn.Module, str]]:
+        """Return the places of buffers: one has several names if its module is there twice."""
+        return {self._owners[name] for name in buffers}
 
     def _names(self) -> set[str]:
         return {name for slots in self._slots for name in slots.places}
