@@ -13,7 +13,7 @@ from torch import nn
 
 import swapd_client
 from swapd import spawn
-from swapd_client import Client, DuplicateName, InvalidSource
+from swapd_client import Client, DuplicateName, InvalidArgument, InvalidSource
 from swapd_client.weights import contents
 from swapd_client.weights.safetensors import File
 from tests.weights.test_update import await_host_copies, copies, same, seen
@@ -211,6 +211,11 @@ def test_buffers_that_no_file_has_must_be_there(client: Client, saved: Path) -> 
 def test_parameters_that_cannot_be_loaded_are_refused(client: Client, saved: Path) -> None:
     with pytest.raises(InvalidSource, match="has no shape yet"):
         client.load("net", saved, nn.Sequential(nn.LazyLinear(3)))
+
+
+def test_a_dtype_is_one_of_torch(client: Client, saved: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"dtype='bfloat16': .*torch\.bfloat16"):
+        client.load("net", saved, dtype="bfloat16")  # type: ignore[arg-type]
 
 
 def test_a_name_that_is_taken_leaves_the_module_as_it_was(client: Client, saved: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from swapd.shared import protocol
 from swapd.shared.text import counted
-from swapd_client.errors import InvalidSource
+from swapd_client.errors import InvalidArgument, InvalidSource
 from swapd_client.memory import dlpack, ranges
 from swapd_client.memory.layout import Packer, Ready, Segments, Spans, by_segment, whose_prefix
 from swapd_client.memory.movable import extent
@@ -152,8 +152,10 @@ def planned(
     """Yield the layouts that load `files`, by part ("" without `parts`), for use in the block only.
 
     Raises: InvalidSource if a file is no safetensors file, or a tensor that `module` needs is
-    missing; then nothing has changed.
+    missing; InvalidArgument if `dtype` is none. Then nothing has changed.
     """
+    if not (dtype is None or isinstance(dtype, torch.dtype)):
+        raise InvalidArgument(f"dtype={dtype!r}: give a dtype of torch, as in torch.bfloat16")
     with open_all(files) as stored:
         target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
         tensors = _renamed(stored, prefix, rename)
