@@ -65,8 +65,7 @@ def open_session(
     budget: int | str | None,
 ) -> Session:
     endpoint, device = _folder_or_device(endpoint, device)
-    if disabled := _is_disabled(disabled):
-        device = device or config.variable(config.DEVICE_VARIABLE)
+    disabled = _is_disabled(disabled)
     _check(endpoint, device)
     if not (isinstance(timeout, (int, float)) and 0 < timeout <= POLL_MAX_S):
         raise InvalidArgument(
@@ -76,7 +75,7 @@ def open_session(
     if budget is not None and not start:
         raise InvalidArgument("budget= is for a daemon that connect starts: add start=True")
     if disabled:
-        return Disabled(device or "host")
+        return Disabled(_private_device(device))
     folder = resolve(endpoint, device).absolute()  # the program may change its directory
     called = label_of(label)
 
@@ -117,6 +116,16 @@ def _is_disabled(asked: bool | None) -> bool:
         return config.is_disabled() if asked is None else asked
     except config.ConfigError as exc:
         raise InvalidArgument(str(exc)) from None
+
+
+def _private_device(device: str | None) -> str:
+    """Return the device whose memory has the components of a process without swapd."""
+    device = device or config.variable(config.DEVICE_VARIABLE) or "host"
+    if not DEVICE_NAME.fullmatch(device):
+        raise InvalidArgument(
+            f"${config.DEVICE_VARIABLE} is {device!r}: give a device, as in 'cuda:0', or 'host'"
+        )
+    return device
 
 
 def _check(endpoint: str | os.PathLike[str] | None, device: str | None) -> None:
