@@ -154,8 +154,7 @@ def planned(
     Raises: InvalidSource if a file is no safetensors file, or a tensor that `module` needs is
     missing; InvalidArgument if `dtype` is none. Then nothing has changed.
     """
-    if not (dtype is None or isinstance(dtype, torch.dtype)):
-        raise InvalidArgument(f"dtype={dtype!r}: give a dtype of torch, as in torch.bfloat16")
+    _check_dtype(dtype)
     with open_all(files) as stored:
         target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
         tensors = _renamed(stored, prefix, rename)
@@ -172,6 +171,11 @@ def planned(
         yield layouts
         if into is not None:
             into.finish()
+
+
+def _check_dtype(dtype: object) -> None:
+    if not (dtype is None or isinstance(dtype, torch.dtype)):
+        raise InvalidArgument(f"dtype={dtype!r}: give a dtype of torch, as in torch.bfloat16")
 
 
 def _matched(into: Into, tensors: Mapping[str, Stored]) -> dict[str, Slots]:
