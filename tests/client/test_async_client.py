@@ -103,6 +103,10 @@ async def test_orders_reach_the_daemon_and_so_do_their_errors_the_task() -> None
                 with pytest.raises(UnknownComponent):
                     await order("b")
             await client.prefetch("b", over=())
+            await client.follows("b", after="a")
+            with pytest.raises(InvalidArgument, match="cannot follow itself"):
+                await client.follows("a", after="a")
+            assert [one.bytes_in for one in await client.cheapest("a")] == [4]
             for timeout in ("5", -1):
                 with pytest.raises(InvalidArgument, match="give a number of seconds"):
                     await client.pin("a", timeout=timeout)  # type: ignore[arg-type]

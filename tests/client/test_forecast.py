@@ -2,8 +2,6 @@
 
 import pytest
 
-import swapd_client
-from swapd import spawn
 from swapd.shared.protocol import Victim
 from swapd_client import InvalidArgument, TooLarge, UnknownComponent
 from tests import served
@@ -73,11 +71,3 @@ def test_what_is_in_comes_first_and_what_waits_for_a_holder_last() -> None:
         with pytest.raises(UnknownComponent):
             client.cheapest(["in", "nobody's"])
         assert client.cheapest([]) == []
-
-
-async def test_the_asyncio_client_asks_the_same() -> None:
-    with spawn.daemon(budget="16MiB") as daemon:
-        async with await swapd_client.connect_async(daemon.folder) as client:
-            await client.register("a", {"x": bytes(MIB)})
-            assert (await client.forecast("a")).bytes_in == MIB
-            assert [one.names for one in await client.cheapest("a")] == [("a",)]

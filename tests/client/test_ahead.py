@@ -1,5 +1,6 @@
-"""A declared order, from clients in several sessions, against a real daemon."""
+"""Loads ahead against a real daemon: a declared order, and a prefetch that names its victims."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 from swapd import spawn
 from swapd.core import actions
 from swapd.log import reader
-from swapd_client import Component, InvalidArgument, connect_async
+from swapd_client import Component, connect
 from tests import served
+from tests.contents import bytes_of
 
 NAMES = ("thinker", "talker", "code2wav")
 SIZE = 4 << 20
@@ -33,11 +35,18 @@ def test_stages_come_in_for_one_another_with_their_bytes(tmp_path: Path) -> None
     assert came, "nothing was loaded ahead"
 
 
-async def test_so_it_is_with_asyncio_and_bad_input_is_named() -> None:
-    with spawn.daemon(budget="8MiB") as daemon:
-        client = await connect_async(daemon.folder)
-        await client.follows("b", "c", after="a")
-        await client.follows(after="a")
-        with pytest.raises(InvalidArgument, match="cannot follow itself"):
-            await client.follows("a", after="a")
-        await client.close()
+@pytest.mark.parametrize("over", [["vae", "nothing"], "vae"])
+def test_nothing_goes_but_what_is_named_and_names_that_are_not_there_are_left_out(
+    over: Collection[str],
+) -> None:
+    with spawn.daemon(budget="8MiB") as daemon, connect(daemon.folder) as client:
+        for name in ("b", "vae"):  # b was used longer ago
+            client.register(name, {"x": bytes_of(name, 4 << 20)})
+            client.acquire(name).release()
+        client.register("c", {"x": bytes_of("c", 4 << 20)})
+        client.prefetch("c", "nobody", over=over)
+        client.acquire("c").release()
+        assert client.status().evictions == 1
+        states = {one.name: one.state for one in client.status().components}
+    assert states["vae"] == "absent"
+    assert "absent" not in (states["b"], states["c"])
