@@ -396,25 +396,6 @@ def test_bytes_that_are_no_zeromq_on_rpc(world: World) -> None:
     assert_unharmed(daemon, other)
 
 
-def test_an_odd_timeout_is_waited_for_or_refused(world: World) -> None:
-    daemon = world.daemon()
-    other = world.worker(daemon, "other")
-    with RawSession(daemon.folder) as raw:
-        for timeout in (float("inf"), 1e300, 1e12, -1.0, float("nan")):
-            name = str(timeout)
-            acquire = protocol.Acquire(
-                raw.next_id(), (name,), timeout_s=timeout, await_registration=True
-            )
-            raw.rpc.send(protocol.encode(acquire))
-            if timeout > 0:
-                daemon.await_record("Waiting", names=(name,))
-                continue
-            refused = raw.answer()
-            assert isinstance(refused, protocol.Refused)
-            assert "must be at least 0" in refused.message
-    assert_unharmed(daemon, other)
-
-
 HUGE = (1 << 64) - 1
 LONG = "x" * 10_000
 
