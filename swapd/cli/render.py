@@ -164,13 +164,12 @@ def _unread(e: events.Unread, w: _Words) -> Said:
 
 
 def _rules(e: events.RulesChanged, w: _Words) -> Said:
+    of = "".join(f", overtake {most} for {name}" for name, most in e.overtake_of)
     rules = (
         f"ack_timeout {e.ack_timeout_s:g} s, residency_factor {e.residency_factor:g}, "
         f"residency_bound {e.residency_bound_s:g} s, patience {e.patience_s:g} s, "
-        f"overtake {e.overtake}, turn {e.turn_s:g} s, keep_host {size(e.keep_host)}"
+        f"overtake {e.overtake}{of}, turn {e.turn_s:g} s, keep_host {size(e.keep_host)}"
     )
-    for name, most in e.overtake_of:
-        rules += f", overtake {most} for {name}"
     return Said("rules", "", f"changed: {rules}", "bold", True)
 
 
