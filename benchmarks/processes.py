@@ -27,12 +27,10 @@ class Figures(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pid: int) -> "Figures":
-        proc = Path(f"/proc/{pid}")
-        lines = (proc / "status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines if ":" in line)
         return cls(
-            # the swap log's file is open only now and then
-            len([fd for fd in (proc / "fd").iterdir() if not _is_log(fd)]),
+            len(open_files(pid)),
             int(fields["Threads"]),
             int(fields["RssAnon"].split()[0]) << 10,
         )
@@ -44,11 +42,13 @@ class Figures(msgspec.Struct, frozen=True):
         )
 
 
-def _is_log(fd: Path) -> bool:
-    try:
-        return os.readlink(fd).endswith(".jsonl")
-    except OSError:  # closed since it was listed
-        return True
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process are, but for the swap log: it is open only now and then."""
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed since it was listed
+            found.append(os.readlink(fd))
+    return sorted(name for name in found if not name.endswith(".jsonl"))
 
 
 def keepers(folder: Path) -> list[int]:

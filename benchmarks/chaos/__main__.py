@@ -16,7 +16,7 @@ import msgspec
 from benchmarks.chaos import counts, shared
 from benchmarks.chaos.counts import Counts
 from benchmarks.chaos.worker import PATIENCE_S
-from benchmarks.processes import Daemon, Figures, keepers
+from benchmarks.processes import Daemon, Figures, keepers, open_files
 from swapd_client import Status, connect
 
 #: Two keep their client through all daemons, and one has an event loop.
@@ -167,7 +167,13 @@ class Chaos:
                 time.sleep(LOOK_S)
         if left:
             self.faults.append(f"left behind: {left}")
-        return self.daemon.figures()
+        after = self.daemon.figures()
+        while after.descriptors > self.before.descriptors and time.monotonic() < until:
+            time.sleep(LOOK_S)  # it may not have heard yet that the observer has gone
+            after = self.daemon.figures()
+        if after.descriptors > self.before.descriptors:
+            self.faults.append(f"left behind: {open_files(self.daemon.pid)}")
+        return after
 
     def _reap(self, process: "subprocess.Popen[bytes]") -> None:
         process.wait()
