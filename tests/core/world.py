@@ -1149,7 +1149,8 @@ class World:
         evicting = {p.runs: len(p.held) for p in self._placed(evicting=True)}
         stays = {p.runs for p in self._placed(evicting=False)}
         leaving = sum(n for runs, n in evicting.items() if runs not in stays)
-        orphans = [p for p in self.placed.values() if p.workspace and p.session in self.gone]
+        gone = self.gone | {0}  # the workers of the daemon before
+        orphans = [p for p in self.placed.values() if p.workspace and p.session in gone]
         leaving += sum(count(p.runs) for p in orphans)
         dying, quarantined = self.ledger.dying, self.ledger.quarantined
         leaving += sum(count(runs) for s in dying for runs in quarantined[s])
