@@ -113,7 +113,7 @@ def _start(models: Path, nursery: Nursery, kv: str, engines: int, rounds: int) -
             _ask(engine)
         asked = [_round(running, number) for number in range(rounds)]
         loads = [daemon.component(name).loads for name in names]
-    assert loads == [1] * engines, "they were to stay"
+    assert max(loads) == 1, "they were to stay"  # or joined the one with the same bytes
     return Start(wall=[wall for wall, _ in asked], cpu=[cpu for _, cpu in asked])
 
 
