@@ -187,6 +187,15 @@ def test_sighup_changes_what_can_be_changed_and_names_what_cannot(tmp_path: Path
     assert all(step.actions == step.recorded for step in steps), "a log replays by its rules"
 
 
+def test_a_daemon_says_how_much_it_serves_in_whole_chunks(tmp_path: Path) -> None:
+    with spawn_with(tmp_path, "--budget", "7MiB") as process:
+        assert "serves host: 6 MiB in chunks of 2 MiB" in line_of(process)
+        with swapd_client.connect(tmp_path / "run") as client:
+            assert client.status().budget_bytes == 6 << 20
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
 def test_a_daemon_that_lingers_ends_after_its_last_session_or_a_new_time(tmp_path: Path) -> None:
     file = file_with(tmp_path / "swapd.toml", "linger = 3600\n")
     with spawn_with(tmp_path, "--config", file) as process:

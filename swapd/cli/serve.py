@@ -75,8 +75,9 @@ def _ready(config: Config, page: Page | None) -> None:
     if page is not None:
         page.start(config.folder)
     people = "" if page is None else f", people at {page.url}"
+    nbytes = config.budget - config.budget % config.chunk_bytes
     typer.echo(
-        f"swapd serves {config.device}: {size(config.budget)} in chunks of "
+        f"swapd serves {config.device}: {size(nbytes)} in chunks of "
         f"{size(config.chunk_bytes)}. Clients find it at {config.folder}{people}"
     )
 
