@@ -4,7 +4,8 @@ Two sessions, each with one thread, and three components, of which one is mutabl
 too few for all. Each state is checked as in every test of a `World`, and from some of them all
 waits must end. Acquires of one component, releases, cancels, and the ends of copies, failed or not;
 with `--more` also acquires of two, prefetches, `Unregister`, and sessions that go. The clock stands
-still. Prints the number of new states after each move.
+still. Prints the number of new states after each move: 488,774 of them in all to depth 10, in half
+an hour of two cores.
 """
 
 import argparse
