@@ -100,11 +100,15 @@ def test_an_interrupted_acquire_or_release_holds_nothing(client: Client, other: 
         with client.acquire("a", early=True) as lease:
             lease.wait()
 
-    use()
-    for place in places(use, 3 * MOST):
-        interrupt(use, place)
+    def await_released() -> None:
         while any(component.leases for component in other.status().components):
             """Soon."""
+
+    use()
+    await_released()  # the other's evict may overtake the release
+    for place in places(use, 3 * MOST):
+        interrupt(use, place)
+        await_released()
     unregister_all(client)
 
 
