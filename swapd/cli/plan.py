@@ -29,7 +29,7 @@ from swapd.plan.advise import Advice, PlanError, Treatment, advise
 from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.plan.deploy import Deploy
 from swapd.run import servers
-from swapd.shared.config import gpu_number
+from swapd.shared.config import canonical
 from swapd.shared.protocol import Status
 from swapd.shared.text import plain
 from swapd.shared.units import Size, parse_rate, rate, seconds, size, typed_size
@@ -214,8 +214,7 @@ def _daemon(
     asks = needed or not complete
     status = status_of(endpoint, timeout, needed=needed) if asks else None
     served = status.device if status else None
-    number = None if device is None else gpu_number(device)
-    where = (device or served) if number is None else f"cuda:{number}"
+    where = canonical(device) if device else served
     return status, status if served == where else None, where
 
 

@@ -75,11 +75,15 @@ def _ready(config: Config, page: Page | None) -> None:
     if page is not None:
         page.start(config.folder)
     people = "" if page is None else f", people at {page.url}"
-    nbytes = config.budget - config.budget % config.chunk_bytes
     typer.echo(
-        f"swapd serves {config.device}: {size(nbytes)} in chunks of "
+        f"swapd serves {config.device}: {_served(config)} in chunks of "
         f"{size(config.chunk_bytes)}. Clients find it at {config.folder}{people}"
     )
+
+
+def _served(config: Config) -> str:
+    """Return how much memory that is, in whole chunks."""
+    return size(config.budget - config.budget % config.chunk_bytes)
 
 
 def serve(
@@ -116,7 +120,7 @@ def serve(
             import uvloop  # noqa: F401
         number_of(settings.device, settings.budget, settings.chunk_bytes, settings.bandwidth)
         reachable(settings)
-        typer.echo(f"swapd {__version__} would serve {settings.device}, {size(settings.budget)}")
+        typer.echo(f"swapd {__version__} would serve {settings.device}, {_served(settings)}")
     else:
         run(settings, read, sys.orig_argv)
 

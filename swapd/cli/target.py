@@ -38,8 +38,7 @@ def _of_device(found: list[RunningDaemon], device: str, timeout: float) -> Path:
     usual = config.default_folder(device)
     if any(daemon.folder == usual.resolve() for daemon in found):
         return usual
-    number = config.gpu_number(device)
-    wanted = device if number is None else f"cuda:{number}"
+    wanted = config.canonical(device)
     return daemons.only([d for d in found if _device_of(d.folder, timeout) == wanted]) or usual
 
 

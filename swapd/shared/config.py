@@ -83,6 +83,12 @@ def gpu_number(device: str) -> int | None:
     return int(found[1] or 0) if found and device != "host" else None
 
 
+def canonical(device: str) -> str:
+    """Return the name by which a daemon calls this device, as in "cuda:0" for "cuda"."""
+    number = gpu_number(device)
+    return device if number is None else f"cuda:{number}"
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of `swapd serve`, in bytes and seconds unless noted otherwise."""
 

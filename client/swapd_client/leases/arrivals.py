@@ -8,13 +8,7 @@ from swapd.shared.board import ARRIVED, LANDED, ArrivalFailed, Board, word
 from swapd.shared.protocol import Broken, Placement
 from swapd.shared.text import counted
 from swapd.shared.units import size
-from swapd_client.errors import (
-    DeviceFailed,
-    InvalidArgument,
-    SessionFenced,
-    SwapdError,
-    Timeout,
-)
+from swapd_client.errors import DeviceFailed, InvalidArgument, SessionFenced, SwapdError, Timeout
 from swapd_client.leases.book import Record, Word
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life

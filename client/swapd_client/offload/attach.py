@@ -16,13 +16,7 @@ from swapd.shared.text import counted
 from swapd.shared.units import size
 from swapd_client import dropped
 from swapd_client.covered import to_its_end
-from swapd_client.errors import (
-    DuplicateName,
-    InvalidArgument,
-    InvalidSource,
-    SwapdError,
-    TooLarge,
-)
+from swapd_client.errors import DuplicateName, InvalidArgument, InvalidSource, SwapdError, TooLarge
 from swapd_client.log import log
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.offload import find, hooks, ownership, strategy, tools

@@ -209,18 +209,18 @@ def _unknown(request: protocol.AnyRequest, known: set[str]) -> tuple[protocol.Co
     match request:
         case protocol.Forget(names=(name, *_)):
             return "unknown_component", f"no host copy of {name!r} is kept"
-        case protocol.Acquire(await_registration=False) | protocol.Prefetch(over=None):
-            pass
-        case protocol.ForecastRequest() | protocol.Pin() | protocol.EvictNow():
-            pass
-        case _:
-            return None
-    if missing := [name for name in names if name not in known]:
-        return "unknown_component", (
-            f"nobody has registered {missing[0]!r} in this process, and swapd is disabled; "
-            f"registered: {', '.join(sorted(known)) or 'nothing'}. Use await_registration=True if "
-            "it is another process's: without swapd that waits for nothing"
-        )
+        case (
+            protocol.Acquire(await_registration=False)
+            | protocol.Prefetch(over=None)
+            | protocol.ForecastRequest()
+            | protocol.Pin()
+            | protocol.EvictNow()
+        ) if missing := [name for name in names if name not in known]:
+            return "unknown_component", (
+                f"nobody has registered {missing[0]!r} in this process, and swapd is disabled; "
+                f"registered: {', '.join(sorted(known)) or 'nothing'}. Use await_registration=True "
+                "if it is another process's: without swapd that waits for nothing"
+            )
     return None
 
 

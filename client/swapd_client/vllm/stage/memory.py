@@ -26,7 +26,6 @@ from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.kv_cache import Busy, KvTerms
 from swapd_client.vllm.stage.room import check_turn, lendable
 from swapd_client.vllm.stage.turns import Turns
-from swapd_client.vllm.stage.window import Window
 
 #: Seconds to wait until swapd has the workspace back, and between two checks.
 RETURN_S = 10.0
@@ -100,8 +99,7 @@ class StageMemory:
         return moved
 
     def take_back(self) -> None:
-        self._turns.window.close()
-        self._turns.window = Window(self._turns.go_alone)
+        self._turns.renew_window()
         self._components.take_back(self._connection.client)
 
     def lend_cache(self, nbytes: int, terms: KvTerms) -> torch.Tensor:

@@ -140,6 +140,11 @@ class Turns:
         if (cache := self.components.cache) is not None:
             cache.leave()
 
+    def renew_window(self) -> None:
+        """Stream no layers any more; those of another model may."""
+        self.window.close()
+        self.window = Window(self.go_alone)
+
     def sleep(self) -> None:
         """End the turn and discard the KV cache's contents; under the lock."""
         self.keeping.sleep()
