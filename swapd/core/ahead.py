@@ -5,7 +5,7 @@ for memory. `planner.py` carries them out.
 """
 
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from swapd.core import eviction, explain, following, requests, transfers, twins
 from swapd.core.actions import Foresee
@@ -105,15 +105,15 @@ def end_session(ledger: Ledger, session: int) -> None:
 def _forget(ledger: Ledger, after: str) -> None:
     for follower in ledger.followers.pop(after, {}).values():
         if follower.acted:
-            for c in _registered(ledger, follower):
+            for c in _named(ledger, follower.name):
                 _take_back(ledger, c)
         following.forget(ledger, follower)
 
 
-def note_use(ledger: Ledger, used: Iterable[Component]) -> None:
-    """Expect the absent followers of granted components."""
-    for follower in following.predict(ledger, dict.fromkeys(c.side for c in used)):
-        absent = [c for c in _absent(ledger, follower) if c.name not in ledger.prefetches]
+def note_use(ledger: Ledger, used: list[Component]) -> None:
+    """Expect the absent followers of components that are about to be leased."""
+    for follower in following.predict(ledger, used):
+        absent = _beside_the_rest(ledger, follower, used)
         if not absent or eviction.cannot_come_in(ledger, absent, None):
             continue
         if not follower.acted:
@@ -122,6 +122,21 @@ def note_use(ledger: Ledger, used: Iterable[Component]) -> None:
         for c in absent:
             _expect(ledger, c, None, None)
         ledger.replan = True
+
+
+def _beside_the_rest(ledger: Ledger, follower: Follower, used: list[Component]) -> list[Component]:
+    """Return the components that are not expected yet, and leave room for the parts that the use
+    before them still needs: what came in instead of those would leave again for them."""
+    absent = [c for c in _absent(ledger, follower) if c.name not in ledger.prefetches]
+    now = {c.name: c for c in used}
+    before = _named(ledger, follower.after) if absent else []
+    rest = [c for c in before if following.is_still_needed(follower, c) and c.name not in now]
+    if not rest:
+        return absent
+    expected = [c for c in _named(ledger, follower.name) if c.expected]
+    left = eviction.may_free(ledger) - sum([c.chunks for c in (*rest, *expected)])
+    sizes = accumulate(c.chunks for c in absent)
+    return [c for c, size in zip(absent, sizes, strict=True) if size <= left]
 
 
 def lacks_room(ledger: Ledger, asked: Iterable[Component]) -> bool:
@@ -140,10 +155,10 @@ def lacks_room(ledger: Ledger, asked: Iterable[Component]) -> bool:
 
 
 def _absent(ledger: Ledger, follower: Follower) -> list[Component]:
-    absent = (c for c in _registered(ledger, follower) if c.state is State.ABSENT)
+    absent = (c for c in _named(ledger, follower.name) if c.state is State.ABSENT)
     return [c for c in absent if twins.to_join(ledger, c) is None]
 
 
-def _registered(ledger: Ledger, follower: Follower) -> list[Component]:
-    names = ledger.expand((follower.name,))
+def _named(ledger: Ledger, name: str) -> list[Component]:
+    names = ledger.expand((name,))
     return ledger.named([name for name in names if ledger.may_be_acquired(name)])

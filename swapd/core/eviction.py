@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import chain, takewhile
 from typing import Literal, NamedTuple
 
-from swapd.core import twins
+from swapd.core import following, twins
 from swapd.core.actions import Reason
 from swapd.core.foresight import Candidate, going, needed, oldest, victims
 from swapd.core.ledger import Ledger
@@ -154,6 +154,8 @@ def _going(
     may_go = _idle(ledger, but, may_evict, over)
     if short > 0 and w is not None and ledger.foresight.rules:
         may_go = _foreseen(ledger, short, list(may_go), asked)
+    if short > 0 and w is not None and ledger.predicted:
+        may_go = _used_up_first(ledger, list(may_go), asked)
     chosen = victims(short, may_go)  # 3
     return None if chosen is None else (staying, chosen)
 
@@ -183,6 +185,17 @@ def _foreseen(
     need -= sum([c.chunks for c in first])
     chosen = [c for one in going(need, candidates, expected) for c in rest[one.name]]
     return dict.fromkeys([*first, *chosen, *idle])
+
+
+def _used_up_first(
+    ledger: Ledger, idle: list[Component], asked: list[Component]
+) -> Iterable[Component]:
+    """Return `idle` with those parts first that this use of their family is done with: what is
+    loaded to follow the family is needed before them."""
+    parts = {c.side for c in asked if c.part_of}
+    acted = [f for f in ledger.predicted.values() if f.acted and f.after in parts]
+    done = [c for c in idle if any(following.is_used_up(f, c) for f in acted)]
+    return dict.fromkeys([*done, *idle])
 
 
 def is_foreseen(c: Component) -> bool:

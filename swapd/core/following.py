@@ -19,10 +19,16 @@ KEPT_IN_VAIN = 0.75
 GAINED = 0.03
 
 
-def predict(ledger: Ledger, used: Iterable[str]) -> Iterator[Follower]:
-    """Predict what follows the `used` names; yield each follower that is trusted."""
-    for name in used:
+def predict(ledger: Ledger, used: Iterable[Component]) -> Iterator[Follower]:
+    """Predict what follows the `used` components, which are not leased yet; yield each follower
+    that is trusted."""
+    sides: dict[str, float] = {}
+    for c in used:
+        sides[c.side] = max(c.used_since, sides.get(c.side, 0.0))
+    for name, used_since in sides.items():
         for follower in ledger.followers.get(name, {}).values():
+            if used_since >= follower.began:
+                follower.began_before, follower.began = follower.began, ledger.now
             before = ledger.predicted.get(follower.name)
             if before is None or not before.acted:
                 ledger.predicted[follower.name] = before = follower
@@ -31,12 +37,29 @@ def predict(ledger: Ledger, used: Iterable[str]) -> Iterator[Follower]:
                 yield before
 
 
+def is_used_up(follower: Follower, c: Component) -> bool:
+    """Return whether the use that it follows has had `c`."""
+    return c.side == follower.after and c.used_since >= follower.began
+
+
+def is_still_needed(follower: Follower, c: Component) -> bool:
+    """Return whether the use that it follows has not had `c` yet, as the use before had, or the
+    first one may."""
+    return not c.leases and follower.began_before <= c.used_since < follower.began
+
+
 def note_asked(ledger: Ledger, asked: list[Component]) -> None:
-    """End the predictions of what an acquire asks for: they came true."""
+    """End the predictions of what an acquire asks for, which came true, and of what was loaded for
+    the room of something that is used again before it."""
     for name in dict.fromkeys(c.side for c in asked):
         follower = ledger.predicted.pop(name, None)
         if follower is not None:
             _came_true(ledger, follower, [c for c in asked if c.side == name])
+    absent = [c for c in asked if c.state is State.ABSENT]
+    acted = [follower for follower in ledger.predicted.values() if follower.acted]
+    for follower in acted if absent else ():
+        if any(is_used_up(follower, c) for c in absent):
+            _is_in_vain(ledger, follower)
 
 
 def _came_true(ledger: Ledger, follower: Follower, parts: list[Component]) -> None:
@@ -69,7 +92,11 @@ def note_evicted(ledger: Ledger, c: Component) -> None:
     follower = ledger.predicted.get(c.side)
     if follower is None or not follower.acted or not _came_for(follower, c):
         return
-    del ledger.predicted[c.side]
+    _is_in_vain(ledger, follower)
+
+
+def _is_in_vain(ledger: Ledger, follower: Follower) -> None:
+    del ledger.predicted[follower.name]
     follower.trust *= KEPT_IN_VAIN
     _end(ledger, follower, "in_vain")
 

@@ -343,6 +343,10 @@ class Follower:
     trust: float = 1.0
     #: Time of its last prediction. `acted`: it was to be loaded for that, and is not asked for yet.
     since: float = 0.0
+    #: Start of the use that it follows, and of the use before that one. A use begins with what the
+    #: last one had already: a family may be used part by part.
+    began: float = 0.0
+    began_before: float = 0.0
     acted: bool = False
 
 

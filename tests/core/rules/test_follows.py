@@ -273,3 +273,90 @@ def test_what_was_seen_leaves_room_in_the_table_for_what_is_declared(make: Make)
     w.follows(s, "y", after="c0", seen=True)
     w.follows(s, "x", after="one more")
     assert len(w.ledger.followers) == FOLLOWED_MAX // 2 + 1
+
+
+def by_parts(make: Make, room: int, parts: int) -> tuple[World, int]:
+    """Families "a" and "b" of so many parts of one chunk. "b" follows "a"."""
+    w = make(room, residency_factor=0.0)
+    s = w.open()
+    for family in ("a", "b"):
+        for i in range(parts):
+            w.register(s, f"{family}/{i}", 1, part_of=family)
+    w.follows(s, "b", after="a")
+    return w, s
+
+
+def step(w: World, s: int, part: str) -> bool:
+    """Use a part for a while in which all copies end; return whether it was in."""
+    w.sleep(0.1)
+    lease = w.acquire(s, part)
+    was_in = w.granted(lease)
+    w.settle()
+    w.release(lease)
+    return was_in
+
+
+def there(w: World, family: str) -> list[str]:
+    return [c.name for c in w.ledger.components.values() if c.on_device and c.side == family]
+
+
+def test_it_leaves_room_for_the_parts_that_are_still_needed_before_it(make: Make) -> None:
+    w, s = by_parts(make, 5, 4)
+    for i in range(4):
+        step(w, s, f"a/{i}")
+        assert there(w, "b") == [f"b/{n}" for n in range(i + 1)]
+    assert all(step(w, s, f"b/{i}") for i in range(4))
+    assert came(w) == [("b", "in")]
+
+
+def test_what_a_use_never_has_gets_no_room(make: Make) -> None:
+    w, s = by_parts(make, 5, 4)
+    for _ in range(2):
+        for part in ("a/0", "a/1", "b/0", "b/1", "b/2"):
+            step(w, s, part)
+    w.register(s, "x", 5)
+    w.touch(s, "x")
+    step(w, s, "a/0")
+    step(w, s, "a/1")
+    assert len(there(w, "b")) == 4
+
+
+def test_parts_that_are_in_stay_until_their_use_has_had_them(make: Make) -> None:
+    w, s = by_parts(make, 5, 4)
+    w.follows(s, after="a")
+    for i in range(4):
+        step(w, s, f"a/{i}")
+    w.follows(s, "b", after="a")
+    step(w, s, "a/0")
+    assert len(there(w, "a")) == 4
+    assert there(w, "b") == ["b/0"]
+
+
+def test_a_part_that_another_has_is_counted_once(make: Make) -> None:
+    w, s = by_parts(make, 6, 4)
+    w.follows(s, after="a")
+    w.use(s, "a/3", agent=1)
+    w.follows(s, "b", after="a")
+    step(w, s, "a/0")
+    assert there(w, "b") == ["b/0", "b/1"]
+
+
+def test_it_stays_while_the_family_before_it_takes_the_room_of_its_own_used_parts(
+    make: Make,
+) -> None:
+    w, s = by_parts(make, 4, 4)
+    for i in range(4):
+        step(w, s, f"a/{i}")
+    assert len(there(w, "b")) == 4
+    assert "in_vain" not in dict(came(w)).values()
+
+
+def test_a_use_that_goes_on_ends_a_prediction_that_took_its_room(make: Make) -> None:
+    w, s = by_parts(make, 5, 4)
+    for i in range(4):
+        step(w, s, f"a/{i}")
+    for _ in range(8):
+        for i in range(4):
+            step(w, s, f"a/{i}")
+    assert all(step(w, s, f"a/{i}") for i in range(4)), "its room is its own again"
+    assert w.ledger.followers["a"]["b"].trust < TRUSTED
