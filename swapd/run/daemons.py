@@ -132,6 +132,7 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
                 process = started(
                     [*one.command, "--verbose"],
                     said,
+                    env=config.environment_of_a_daemon(),
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the command: the daemon ends after it
                     preexec_fn=end_with_parent,

@@ -409,10 +409,10 @@ _HUB_CACHES = (
 )
 
 
-def environment_of_a_daemon(notify: str, **defaults: str) -> dict[str, str]:
-    """Return the environment for a daemon that this process starts. The daemon notifies `notify`
-    when it serves, and uses neither the watchdog nor the store of this process. `defaults`:
-    settings unless a variable sets them."""
+def environment_of_a_daemon(notify: str = "", **defaults: str) -> dict[str, str]:
+    """Return the environment for a daemon that this process starts. The daemon notifies `notify`,
+    if given, when it serves, and uses neither the watchdog nor the store of this process.
+    `defaults`: settings unless a variable sets them."""
     given = {f"SWAPD_{name.upper()}": value for name, value in defaults.items()}
     mine = ("WATCHDOG_", STORE_VARIABLE)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(mine)}  # noqa: TID251

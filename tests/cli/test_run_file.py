@@ -4,6 +4,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -337,6 +338,19 @@ def test_a_daemon_that_is_there_is_joined_with_its_own_settings_or_has_too_littl
         assert daemon.process.poll() is None
     finally:
         daemon.stop()
+
+
+def test_its_daemon_uses_nothing_of_the_unit_that_the_run_is_in(
+    file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the daemon stored there would come back to the run, which cannot take it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unit:
+        unit.bind(path := str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", path)
+        monkeypatch.setenv("FDSTORE", "512")
+        swapd("run", file(program("a", "")))
+        with pytest.raises(BlockingIOError):
+            unit.recv(1, socket.MSG_DONTWAIT)
 
 
 def test_a_bad_file_is_one_clear_line_and_nothing_is_started(
