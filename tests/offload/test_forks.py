@@ -30,6 +30,7 @@ DROPPED = [
     "copies_of_weights",
     "a_descriptor_dropped",
     "a_lease_and_a_generator_dropped",
+    "detached_in_the_child",
 ]
 #: What a thread holds when another thread forks.
 HELD = ["whole", "streamed_all_in", "streamed", "in_use", "while_a_thread_attaches"]

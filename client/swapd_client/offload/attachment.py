@@ -151,7 +151,8 @@ class Attachment(AbstractContextManager["Attachment"]):
         return self.summary
 
     def __exit__(self, *_: object) -> None:
-        self.detach()
+        if not self._client.session.forked:  # else the model is attached in the parent
+            self.detach()
 
     def use(self, *what: str | torch.nn.Module) -> Use:
         """Return a `with` block that holds components, for code that no hook sees.
@@ -256,8 +257,10 @@ class Attachment(AbstractContextManager["Attachment"]):
         No component of the model may be in use. A call of a model that shares weights waits while
         they are moved. A second call does nothing. If the daemon is gone, the client first joins
         the next one. Raises: InUse, OutOfMemory, SessionEnded, NotRunning: then the remaining
-        components are still attached.
+        components are still attached; ClientClosed in a forked child, which has no weights.
         """
+        if self._client.session.forked:
+            self._client.session.check()
         await_given_back()  # garbage that the caller dropped is not in use
         try:
             self._detach()

@@ -15,13 +15,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from swapd.shared import vm
 from swapd.shared.board import BOARD_BYTES, Boards
 from swapd.shared.fds import OwnedFd
-from swapd_client import Client, connect, dropped
+from swapd_client import Client, ClientClosed, connect, dropped
 from swapd_client.leases import cache
 from swapd_client.offload.attachment import ONE_AT_A_TIME
 from swapd_client.session import channel
@@ -219,6 +220,24 @@ def while_a_thread_attaches(folder: str) -> None:
     stop.go_on.set()
     call.join()
     attach.join()
+    client.close()
+
+
+def detached_in_the_child(folder: str) -> None:
+    client, model = connect(folder, label="child"), seeded(Encoder)
+    expected = model(TOKENS)
+    attachment = client.attach({"text": model})
+
+    def detach() -> None:
+        with attachment:
+            with pytest.raises(ClientClosed, match="weights stay with the parent"):
+                attachment.detach()
+            with pytest.raises(ClientClosed, match="weights stay with the parent"):
+                model(TOKENS)
+
+    in_a_child(detach)
+    attachment.detach()
+    assert torch.equal(model(TOKENS), expected)
     client.close()
 
 
