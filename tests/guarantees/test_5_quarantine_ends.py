@@ -4,6 +4,9 @@ When a session ends and its process lives on, the daemon withholds the chunks of
 components. They are free again as soon as the process says that it has let go, as `close` does.
 """
 
+import os
+from pathlib import Path
+
 import pytest
 
 from swapd.shared import protocol
@@ -23,6 +26,11 @@ def quarantined(daemon: Daemon) -> int:
     return daemon.status().quarantined_bytes
 
 
+def watched(daemon: Daemon) -> int:
+    """The number of processes whose end the daemon waits for."""
+    return sum("pidfd" in os.readlink(fd) for fd in Path(f"/proc/{daemon.pid}/fd").iterdir())
+
+
 def test_five_lives_of_a_process_that_is_fenced_strand_nothing(world: World) -> None:
     daemon = world.daemon(ack_timeout=0.2)
     worker, other = world.workers(daemon, "worker", "other")
@@ -36,6 +44,20 @@ def test_five_lives_of_a_process_that_is_fenced_strand_nothing(world: World) -> 
         assert quarantined(daemon) == 0
         assert worker.look("m")[1] == m
     assert other.use("all")[1] == everything
+
+
+def test_a_process_that_has_let_go_is_watched_no_longer(world: World) -> None:
+    daemon = world.daemon(ack_timeout=0.2)
+    worker, other = world.workers(daemon, "worker", "other")
+    other.register("all", 16 * MIB, seed=9)
+    worker.register("m", 4 * MIB, mutable=True)
+    worker.use("m")
+    before = watched(daemon)
+    fence(daemon, worker, other)
+    assert watched(daemon) > before
+    worker.disconnect()
+    assert quarantined(daemon) == 0
+    assert watched(daemon) <= before
 
 
 def test_what_was_written_before_the_fence_is_the_workers_own_when_it_lets_go(
