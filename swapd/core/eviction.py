@@ -155,7 +155,7 @@ def _going(
     if short > 0 and w is not None and ledger.foresight.rules:
         may_go = _foreseen(ledger, short, list(may_go), asked)
     if short > 0 and w is not None and ledger.predicted:
-        may_go = _used_up_first(ledger, list(may_go), asked)
+        may_go = _used_up_first(ledger, may_go, asked)
     chosen = victims(short, may_go)  # 3
     return None if chosen is None else (staying, chosen)
 
@@ -188,12 +188,15 @@ def _foreseen(
 
 
 def _used_up_first(
-    ledger: Ledger, idle: list[Component], asked: list[Component]
+    ledger: Ledger, idle: Iterable[Component], asked: list[Component]
 ) -> Iterable[Component]:
     """Return `idle` with those parts first that this use of their family is done with: what is
     loaded to follow the family is needed before them."""
     parts = {c.side for c in asked if c.part_of}
     acted = [f for f in ledger.predicted.values() if f.acted and f.after in parts]
+    if not acted:
+        return idle
+    idle = list(idle)
     done = [c for c in idle if any(following.is_used_up(f, c) for f in acted)]
     return dict.fromkeys([*done, *idle])
 

@@ -56,9 +56,8 @@ def note_asked(ledger: Ledger, asked: list[Component]) -> None:
         if follower is not None:
             _came_true(ledger, follower, [c for c in asked if c.side == name])
     absent = [c for c in asked if c.state is State.ABSENT]
-    acted = [follower for follower in ledger.predicted.values() if follower.acted]
-    for follower in acted if absent else ():
-        if any(is_used_up(follower, c) for c in absent):
+    for follower in list(ledger.predicted.values()) if absent else ():
+        if follower.acted and any(is_used_up(follower, c) for c in absent):
             _is_in_vain(ledger, follower)
 
 
