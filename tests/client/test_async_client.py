@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,3 +136,35 @@ async def test_a_release_that_raises_has_ended_the_lease(tmp_path: Path) -> None
                 lease.release()
             assert not lease.held
             lease.release()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_block_whose_lease_ended_before_it_raises_its_own_error_first(
+    tmp_path: Path, fails: bool
+) -> None:
+    async def in_a_task(client: Any) -> None:
+        async with await client.acquire("a"):
+            await asyncio.to_thread(ended, client)
+
+    def in_a_thread(client: Any) -> None:
+        with client.acquire("a"):
+            ended(client)
+
+    def ended(client: Any) -> None:
+        relay.send_garbage()
+        client.session.life.await_end()
+        if fails:
+            raise ZeroDivisionError
+
+    expected = ZeroDivisionError if fails else SessionFenced
+    with spawn.daemon(budget="16MiB") as daemon:
+        with Relay(tmp_path / "one", daemon.folder) as relay:
+            async with await swapd_client.connect_async(relay.folder) as tasks:
+                await tasks.register("a", {"x": b"here"})
+                with pytest.raises(expected):
+                    await in_a_task(tasks)
+        with Relay(tmp_path / "other", daemon.folder) as relay:
+            with swapd_client.connect(relay.folder) as threads:
+                threads.register("a", {"x": b"here"})
+                with pytest.raises(expected):
+                    await asyncio.to_thread(in_a_thread, threads)

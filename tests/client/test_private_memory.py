@@ -1,5 +1,7 @@
 """The private memory of a former component is freed with its last tensor."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,3 +51,14 @@ def test_memory_that_the_system_does_not_unmap_is_unmapped_when_it_does(
     assert torch.equal(tensors[0], torch.full((SIZE,), 7.0))
     tensors.clear()  # with this memory the client tries to free the other, too
     assert not any(map(is_mapped, addresses))
+
+
+def test_nothing_is_kept_of_memory_that_is_freed(client: Client) -> None:
+    tensor = torch.full((SIZE,), 7.0)
+    client.register("a", {"x": tensor})
+    where = weakref.ref(client.session.components["a"].where)
+    client.close()
+    assert where() is not None
+    del tensor
+    gc.collect()
+    assert where() is None
