@@ -163,8 +163,10 @@ async def test_a_block_whose_lease_ended_before_it_raises_its_own_error_first(
                 await tasks.register("a", {"x": b"here"})
                 with pytest.raises(expected):
                     await in_a_task(tasks)
-        with Relay(tmp_path / "other", daemon.folder) as relay:
-            with swapd_client.connect(relay.folder) as threads:
-                threads.register("a", {"x": b"here"})
-                with pytest.raises(expected):
-                    await asyncio.to_thread(in_a_thread, threads)
+        with (
+            Relay(tmp_path / "other", daemon.folder) as relay,
+            swapd_client.connect(relay.folder) as threads,
+        ):
+            threads.register("a", {"x": b"here"})
+            with pytest.raises(expected):
+                await asyncio.to_thread(in_a_thread, threads)

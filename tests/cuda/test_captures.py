@@ -113,8 +113,8 @@ def test_the_host_waits_for_what_a_stream_that_captures_is_to_wait_for(world: Wo
     worker.begin_capture()
     waiting = worker.start("wait_on", "a", 3, stream="captured")
     daemon.status()
-    assert not waiting.done
-    world.go_on(waiting)
+    world.go_on()
+    assert waiting.result(), "it was complete when the wait was over"
     assert worker.end_capture() == "CUDA_SUCCESS"
 
 

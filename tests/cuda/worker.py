@@ -160,9 +160,11 @@ class GpuWorker(worker.Worker):
     def uses(self, lease: str, *, stream: str = "s") -> None:
         self._leases[lease].uses(int(self._stream(stream)))
 
-    def wait_on(self, lease: str, segment: int, *, stream: str = "s") -> None:
-        """Have a stream wait for a segment."""
-        self._leases[lease].wait(segment, stream=int(self._stream(stream)))
+    def wait_on(self, lease: str, segment: int, *, stream: str = "s") -> bool:
+        """Have a stream wait for a segment; return whether the component was complete then."""
+        held = self._leases[lease]
+        held.wait(segment, stream=int(self._stream(stream)))
+        return all(map(self.client.session.arrivals.is_complete, held._record.granted.placements))
 
     def work_on_segment(self, name: str, segment: int, *, stream: str = "s") -> None:
         """The same for one segment, all of one size; the stream waits for it."""
