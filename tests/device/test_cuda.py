@@ -176,6 +176,31 @@ def test_no_pinned_memory_at_all_is_refused_with_what_to_raise(fake: fakecuda.Fa
         CudaDevice(0, CHUNK, CHUNK)
 
 
+@pytest.mark.parametrize(
+    ("make", "free"),
+    [("stream", "destroy_stream"), ("event", "destroy_event"), ("allocate_pinned", "free_pinned")],
+)
+def test_a_device_that_is_closed_has_freed_what_it_copied_with(
+    monkeypatch: pytest.MonkeyPatch, make: str, free: str
+) -> None:
+    there: list[object] = []
+    made, freed = getattr(Driver, make), getattr(Driver, free)
+
+    def making(driver: Driver, *arguments: object) -> object:
+        there.append(one := made(driver, *arguments))
+        return one
+
+    def freeing(driver: Driver, one: object) -> None:
+        freed(driver, one)
+        there.remove(one)
+
+    monkeypatch.setattr(Driver, make, making)
+    monkeypatch.setattr(Driver, free, freeing)
+    with closing(CudaDevice(0, CHUNK, CHUNK)):
+        assert there
+    assert not there
+
+
 # --- copies ------------------------------------------------------------------------------
 
 
