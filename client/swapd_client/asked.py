@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from math import inf
+from numbers import Integral
 from typing import Any
 
 import msgspec
@@ -42,10 +43,12 @@ def check_deadline(deadline_s: object) -> None:
 
 
 def nbytes_of(size: object) -> Any:
-    """Return the bytes of a number or a text ("6GiB"); return other values as they are.
+    """Return the bytes of an integer (numpy's, too) or a text ("6GiB"); other values as they are.
 
     Raises: InvalidArgument if the text is no size.
     """
+    if isinstance(size, Integral) and not isinstance(size, bool):
+        return int(size)
     try:
         return parse_size(size) if isinstance(size, str) else size
     except ValueError as exc:

@@ -109,10 +109,10 @@ def scratch_of(session: Session, what: "int | torch.Tensor", *, mutable: bool) -
 
     `what`: a number of bytes, or the tensor of former scratch, which keeps its address.
     """
-    tensor = None if isinstance(what, int) else what
-    nbytes = what if isinstance(what, int) else getattr(what, "nbytes", None)
-    if nbytes is None or nbytes <= 0:
-        said = repr(what) if nbytes is None else f"{nbytes} bytes"
+    tensor: Any = what if hasattr(what, "untyped_storage") else None
+    nbytes = what if tensor is None else tensor.nbytes
+    if not isinstance(nbytes, int) or nbytes <= 0:
+        said = f"{nbytes} bytes" if isinstance(nbytes, int) else repr(what)
         raise InvalidSource(f"scratch of {said}: give a size, as 4 << 30 or '4GiB'")
     kind: protocol.Scratch = "saved" if mutable else "dropped"
     layout = Scratch(nbytes, kind, session.processor.index, tensor, session.processor.fetch)

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from swapd_client import DuplicateName, InvalidArgument, InvalidSource
+from swapd_client import DuplicateName, InvalidArgument, InvalidSource, UnknownComponent
 from tests import served
 from tests.threads import started
 
@@ -30,6 +30,22 @@ def test_a_family_is_acquired_prefetched_and_taken_back_by_its_name() -> None:
         client.unregister("dit")
         assert client.status().components == ()
         assert bytes(made[0].view("x")) == b"rest" * 100, "it is private memory now"
+
+
+def test_the_empty_name_is_no_family_of_those_that_have_none() -> None:
+    with served.alone(budget="64MiB") as (_, client):
+        client.register("a", {"x": b"1"})
+        kv = client.register_scratch("kv", 4096)
+        with client.acquire("a", "kv") as lease:
+            for use in (
+                lambda: client.unregister(""),
+                lambda: client.update("", {"x": b"2"}),
+                lambda: lease.fresh(""),
+            ):
+                with pytest.raises(UnknownComponent):
+                    use()
+            assert lease.fresh("kv")
+        assert {c.name for c in client.status().components} == {"a", kv.name}
 
 
 def test_who_holds_a_family_is_told_that_a_part_of_it_is_wanted() -> None:

@@ -1,5 +1,8 @@
 """Scratch in one process: its tensor, async, loops that keep leases, the next daemon."""
 
+from typing import Any
+
+import numpy
 import pytest
 import torch
 
@@ -39,12 +42,22 @@ def test_what_is_no_scratch_has_no_tensor_of_its_own_and_nothing_to_say_is_used(
             _ = weights.tensor
         with pytest.raises(InvalidSource, match="not saved in part"):
             weights.used([])
-        with pytest.raises(InvalidSource, match=r"scratch of 1\.5: give a size"):
-            client.register_scratch("kv", 1.5)  # type: ignore[arg-type]
+        for size in (1.5, numpy.array([MIB])):
+            with pytest.raises(InvalidSource, match=r"scratch of .*: give a size"):
+                client.register_scratch("kv", size)  # type: ignore[arg-type]
         kv = client.register_scratch("kv", MIB)
         for wrong in (lambda: kv.view("x"), lambda: kv.tensors):
             with pytest.raises(InvalidSource):
                 wrong()
+
+
+def test_a_size_may_be_an_integer_of_numpy() -> None:
+    with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        size: Any = numpy.int64(MIB)
+        assert client.register_scratch("kv", size).nbytes == MIB
+        client.register_family("f", {"a": {"x": b"1"}}, resident=size)
+        client.resize("f", size)
+        client.acquire_workspace(size).release()
 
 
 def test_what_a_loop_says_is_used_counts_when_it_has_given_its_lease_back() -> None:

@@ -79,8 +79,9 @@ class Registry:
             self.kept.pop(family, None)
 
     def family(self, name: str) -> list[str]:
+        """Return the parts of a family, by name; none for "", of which all others are."""
         with self._lock:
-            return [part.name for part in self.parts.values() if part.part_of == name]
+            return [part.name for part in self.parts.values() if name and part.part_of == name]
 
     # --- in ------------------------------------------------------------------------------
 
