@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import swapd_client
@@ -336,6 +336,22 @@ def test_progress_is_told_in_bytes_of_the_files(client: Client, saved: Path) -> 
     assert [t for _, t in told] == [total] * len(told)
     assert [d for d, _ in told] == sorted(d for d, _ in told)
     assert told[-1] == (total, total)
+
+
+def test_a_family_is_complete_once_and_at_its_end(daemon: spawn.Spawned, saved: Path) -> None:
+    whole = sum(t.nbytes for t in load_file(saved).values())
+
+    def load(client: Client, name: str) -> None:
+        told: list[tuple[int, int]] = []
+        parts: dict[str, list[str]] = {"embed": ["embed"], "mix": ["mix"], "rest": []}
+        client.load_family(name, saved, parts, progress=lambda *at: told.append(at))
+        assert {total for _, total in told} == {whole}
+        assert [done for done, _ in told].index(whole) == len(told) - 1
+
+    with swapd_client.connect(daemon.folder) as one, swapd_client.connect(daemon.folder) as two:
+        load(one, "f")
+        one.unregister("f/mix")
+        load(two, "g")  # shares the other parts, and reads this one
 
 
 def test_a_bar_is_shown_on_demand(

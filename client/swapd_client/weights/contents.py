@@ -62,18 +62,19 @@ class Progress:
     """Adds up the bytes of all layouts being filled, and reports them, in a `with` block.
 
     `wanted` is a callable, or True for a bar; None: a bar if tqdm is installed and stderr is a
-    terminal.
+    terminal. `total`: the bytes of all layouts.
     """
 
-    def __init__(self, wanted: bool | Told | None) -> None:
+    def __init__(self, wanted: bool | Told | None, total: int) -> None:
         self._told = wanted if callable(wanted) else None
         at_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._wants_bar = wanted is True or (wanted is None and at_terminal)
         self._bar: Any = None
-        self._done = self._total = 0
+        self._done, self._total = 0, total
 
     def begin(self, nbytes: int) -> None:
-        self._total += nbytes
+        # a layout is read a second time if the bytes that it shared are others
+        self._total = max(self._total, self._done + nbytes)
 
     def add(self, nbytes: int) -> None:
         self._done += nbytes
@@ -81,6 +82,11 @@ class Progress:
             self._told(self._done, self._total)
         if self._bar is not None:
             self._bar.update(nbytes)
+
+    def end(self) -> None:
+        """Report the rest, which other processes have read already, if any was read here."""
+        if 0 < self._done < self._total:
+            self.add(self._total - self._done)
 
     def __enter__(self) -> "Progress":
         if self._wants_bar and self._told is None:

@@ -163,12 +163,13 @@ def planned(
         into = Into(module, target.device) if module is not None else None
         slots = _matched(into, tensors) if into is not None else {}
         names = list(tensors if into is None else slots)
-        shown = Progress(progress)
+        shown = Progress(progress, sum(tensors[name].nbytes for name in names))
         layouts = {}
         for part, named in _by_part(names, parts).items():
             wanted = {n: WantedTensor(tensors[n], _dtype(tensors[n], dtype)) for n in named}
             layouts[part] = FileLayout(wanted, slots, segments, target, shown, share=share)
         yield layouts
+        shown.end()
         if into is not None:
             into.finish()
 
