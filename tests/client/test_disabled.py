@@ -157,6 +157,11 @@ def loads(client: Client, tmp_path: Path) -> list[Any]:
 def refuses(client: Client, tmp_path: Path) -> list[Any]:
     model = mlp()
     client.register("mlp", model)
+    for turn in ("turn 0", "turn 1"):
+        client.register(turn, mlp(), policy="alternating", group="g")
+    turns = {"a": mlp(), "b": mlp()}
+    client.register_family("turns", turns, policy="alternating", group="of a family")
+    client.acquire("turns").release()
     calls: list[Callable[[], object]] = [
         lambda: client.acquire("lmp"),
         lambda: client.acquire(),
@@ -182,6 +187,23 @@ def refuses(client: Client, tmp_path: Path) -> list[Any]:
         lambda: client.register_scratch("none", 0),
         lambda: client.load("missing", tmp_path / "missing"),
         lambda: client.attach(mlp(), "no_such_component"),
+        lambda: client.register("", mlp()),
+        lambda: client.register("two\nlines", mlp()),
+        lambda: client.register("workspace 1", mlp()),
+        lambda: client.register("itself", mlp(), part_of="itself"),
+        lambda: client.register("no group", mlp(), policy="alternating"),
+        lambda: client.register("no turns", mlp(), group="g"),
+        lambda: client.acquire("", await_registration=True),
+        lambda: client.acquire("turn 0", "turn 1"),
+        lambda: client.acquire("mlp", priority=1.5),  # type: ignore[arg-type]
+        lambda: client.acquire("mlp", overtake=-1),
+        lambda: client.acquire_workspace(0),
+        lambda: client.acquire_workspace(1.5),  # type: ignore[arg-type]
+        lambda: client.prefetch(),
+        lambda: client.prefetch("mlp", over=[""]),
+        lambda: client.follows("mlp", after="mlp"),
+        lambda: client.resize("turns", -1),
+        lambda: client.pin(7),  # type: ignore[arg-type]
     ]
     found = [code(call) for call in calls]
     with client.acquire("mlp"):
@@ -219,6 +241,11 @@ def test_a_program_has_the_same_results_with_swapd_and_without(
             assert program(client, tmp_path) == expected
 
 
+async def shown(client: AsyncClient) -> list[str]:
+    """The components; the memory of a workspace is there for a moment after its release."""
+    return [one.name for one in (await client.status()).components if one.kind != "workspace"]
+
+
 async def served(client: AsyncClient) -> list[Any]:
     model, x = mlp(), torch.ones(1, 16)
     async with client:
@@ -241,7 +268,7 @@ async def served(client: AsyncClient) -> list[Any]:
         await client.update("mlp", mlp(seed=1).state_dict())
         await client.prefetch("mlp")
         async with client.acquire("mlp"):
-            found += [model(x).tolist(), [one.name for one in (await client.status()).components]]
+            found += [model(x).tolist(), await shown(client)]
         await client.unregister("kv")
     return [*found, model(x).tolist()]
 

@@ -17,6 +17,7 @@ from swapd.shared import protocol, vm
 from swapd.shared.board import BOARD_BYTES
 from swapd.shared.config import HOST_CHUNK
 from swapd.shared.fds import OwnedFd
+from swapd.shared.text import reason
 from swapd.shared.units import size
 from swapd_client.errors import DeviceFailed
 from swapd_client.memory.layout import Remote
@@ -28,6 +29,7 @@ from swapd_client.session.loop_channel import AsyncChannel
 from swapd_client.session.processor import Processor
 from swapd_client.session.registry import Registry
 from swapd_client.session.session import Session, alive
+from swapd_client.session.wire import encoded
 
 _NOTE = "swapd is disabled ($SWAPD_DISABLE, or connect(disabled=True)): nothing moves"
 
@@ -139,7 +141,7 @@ class Disabled(Session):
     def reply(self, request: protocol.AnyRequest) -> protocol.AnyReply:
         """Return a daemon's reply. Does not block. Raises: the error that ended the session."""
         self.check()
-        if problem := self._problem_with(request):
+        if problem := _malformed(request) or self._problem_with(request):
             return protocol.Refused(request.id, *problem)
         match request:
             case protocol.Register(name=name, nbytes=nbytes):
@@ -170,8 +172,8 @@ class Disabled(Session):
                 return "in_use", f"{name!r} is leased; release it first"
             case protocol.AcquireStart() if len(self.leases):
                 return "conflict", "what starts holds no lease, and starts once: release it first"
-            case protocol.Acquire(names=()) | protocol.ForecastRequest(names=()):
-                return "bad_request", "names no component; name at least one"
+            case protocol.Acquire(names=names) if rivals := _rivals(names):
+                return "conflict", f"{', '.join(rivals)} exclude each other: acquire them in turn"
         return _unknown(request, known)
 
     def _uses(self, name: str) -> int:
@@ -202,6 +204,26 @@ def _all() -> list[Part]:
     """Return the components of all disabled clients of this process, as if they had one daemon."""
     here = [one for ref in alive.keyrefs() if isinstance(one := ref(), Disabled)]
     return [part for one in here if one.life.usable for part in list(one.components.values())]
+
+
+def _rivals(names: Iterable[str]) -> list[str]:
+    """Return components, or families, of an alternating group of which several are named."""
+    groups: dict[str, dict[str, None]] = {}
+    for one in _all():
+        if one.group is not None and any(map(one.is_of, names)):
+            groups.setdefault(one.group, {})[one.part_of or one.name] = None
+    return next((list(named) for named in groups.values() if len(named) > 1), [])
+
+
+def _malformed(request: protocol.AnyRequest) -> tuple[protocol.Code, str] | None:
+    """Return what a daemon finds wrong with a request that came to it. Raises as `encoded`."""
+    from swapd.core import requests  # pure, but slow to import with all of the core
+
+    try:
+        problem = requests.problem_with(protocol.decode_request(encoded(request)))
+    except protocol.NOT_A_MESSAGE as exc:
+        problem = f"not a request of protocol {protocol.VERSION}: {reason(exc)}"
+    return ("bad_request", problem) if problem else None
 
 
 def _unknown(request: protocol.AnyRequest, known: set[str]) -> tuple[protocol.Code, str] | None:
