@@ -31,6 +31,7 @@ from tests.offload.modules import (
     assert_comes_back,
     computed,
     evict,
+    leases,
     seeded,
 )
 from tests.threads import started
@@ -60,8 +61,11 @@ def test_a_model_in_which_nothing_has_a_usual_name_is_one_component(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, expected = computed(TOKENS, Encoder)
-    with caplog.at_level(logging.INFO, "swapd_client"), client.attach(model, prefix="whisper"):
+    caplog.set_level(logging.INFO, "swapd_client")
+    with client.attach(model, prefix="whisper") as one:
         assert names(client) == {"whisper"}
+        with one.use("whisper"):  # as the daemon calls it
+            assert leases(client) == {"whisper": 1}
         assert_comes_back(client, model, TOKENS, expected, "whisper")
     assert "no module has a usual name" in caplog.text
 

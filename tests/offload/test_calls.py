@@ -218,6 +218,8 @@ def test_use_takes_several_at_once_or_none(client: Client) -> None:
             with pytest.raises(RuntimeError, match="inside"), attachment.use("vae"):
                 raise RuntimeError("inside")
             assert sum(leases(client).values()) == 2
+        with attachment.use("flux"):
+            assert len(leases(client)) == len(attachment.components)
         assert held_now(client) == 0
     with client.attach(model, cpu_offload_enabled=True) as attachment:
         with pytest.raises(SwapdError), attachment.use("vae", "transformer"):

@@ -160,10 +160,10 @@ class Attachment(AbstractContextManager["Attachment"]):
         Needed for methods that are not wrapped, for backward, and for code that reads weights
         outside of forward.
 
-        `what`: names of components, or modules. A name means the whole component. A module around
-        components means all of each; a module inside a streamed component, the part that a call of
-        it would hold. One acquire takes all. Entering the block raises the errors of
-        `Client.acquire`.
+        `what`: names of components, or modules. A name means the whole component; the prefix of
+        `attach`, all components of the model. A module around components means all of each; a
+        module inside a streamed component, the part that a call of it would hold. One acquire takes
+        all. Entering the block raises the errors of `Client.acquire`.
         """
         whole: dict[str, AttachedComponent] = {}
         parts: dict[Holdable, None] = {}
@@ -199,7 +199,7 @@ class Attachment(AbstractContextManager["Attachment"]):
         self, what: str | torch.nn.Module
     ) -> tuple[list[AttachedComponent], Holdable | None]:
         if isinstance(what, str):
-            return [self._called(what)], None
+            return self._called(what), None
         inside = set(what.modules())
         if within := [one for one in self.components.values() if one.module in inside]:
             return within, None
@@ -212,12 +212,14 @@ class Attachment(AbstractContextManager["Attachment"]):
         blocks = (b for m, b in one.blocks.items() if what in set(m.modules()))
         return [], next(blocks, one.held)
 
-    def _called(self, name: str) -> AttachedComponent:
+    def _called(self, name: str) -> list[AttachedComponent]:
         short = name.removeprefix(f"{self._prefix}.") if self._prefix else name
-        if (one := self.components.get(name) or self.components.get(short)) is None:
-            there = ", ".join(self.components)
-            raise InvalidSource(f"no component is called {name!r}; there are: {there}")
-        return one
+        if (one := self.components.get(name) or self.components.get(short)) is not None:
+            return [one]
+        if name and name == self._prefix:  # the daemon's name of a whole model, too
+            return list(self.components.values())
+        there = ", ".join(self.components)
+        raise InvalidSource(f"no component is called {name!r}; there are: {there}")
 
     def between_passes(self, name: str) -> AbstractContextManager[None]:
         """Return a `with` block in which no other thread calls a module of this streamed family."""
