@@ -42,6 +42,8 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a segment too many": (lambda c: held(c, lambda a: a.wait(1)), "'a' arrives in 1 segment"),
     "a segment below 0": (lambda c: held(c, lambda a: a.wait(-1)), "segment=-1: "),
     "a segment's name": (lambda c: held(c, lambda a: a.wait("a")), "segment='a': "),
+    "a module to update with": (lambda c: c.update("a", object()), "as a module's state_dict()"),
+    "a list of parts": (lambda c: c.register_family("f", [{"x": b"1"}]), "give a dict of at least"),
     "a start": (lambda c: c.acquire_start(timeout="1"), "timeout='1'"),
 }
 

@@ -270,6 +270,8 @@ def test_of_a_family_nothing_changes_if_one_value_does_not_fit(client: Client) -
         ({"0.bias": torch.zeros(31)}, r"'0\.bias' is \(31,\)"),
         ({"0.bias": torch.zeros(32, dtype=torch.float64)}, "float64"),
         ({"0.bias": torch.zeros(32, device="meta")}, "meta"),
+        ({"0.bias": torch.ones(32).to_sparse()}, "is torch.sparse_coo, and dense in the component"),
+        ({"0.bias": torch.nested.nested_tensor([torch.ones(32)], layout=torch.jagged)}, "nested"),
         ({"0.bias": [0.0] * 32}, "is a list"),
         ({"0.bia": torch.zeros(32)}, r"no tensor '0\.bia'; did you mean '0\.bias'"),
     ],

@@ -247,6 +247,11 @@ def _check_fits(placed: Placed, value: torch.Tensor) -> None:
         )
     if value.is_meta:
         raise InvalidSource(f"{placed.name!r} is on the meta device and has no bytes")
+    if value.is_nested or value.layout is not torch.strided:
+        raise InvalidSource(
+            f"{placed.name!r} is {'nested' if value.is_nested else value.layout}, and dense in the "
+            "component: give a dense tensor, as of to_dense(); nothing was changed"
+        )
     if tuple(value.shape) != placed.shape or value.dtype != placed.dtype:
         raise InvalidSource(
             f"{placed.name!r} is {tuple(value.shape)} of {value.dtype}, and {placed.shape} of "

@@ -196,8 +196,8 @@ class Registry:
 
     def prepare_family(self, name: str, parts: Mapping[str, Any], **how: Any) -> Iterator[Part]:
         """Reserve a range for each of `parts`. After an error the caller discards those yielded."""
-        if not parts:
-            raise InvalidArgument(f"{name!r} has no parts; give at least one")
+        if not (parts and hasattr(parts, "items")):
+            raise InvalidArgument(f"{name!r} has no parts; give a dict of at least one, by name")
         prepared: list[Part] = []
         for part, source in parts.items():
             called = protocol.part_name(name, part)

@@ -57,8 +57,13 @@ def _apply(session: Session, call: Call, asked: list[_Change]) -> None:
 def _changes(session: Session, name: str, values: Mapping[str, Any]) -> list[_Change]:
     """Return the changes that `values` make to a component, or to a family's parts.
 
-    Raises: InvalidSource for the first value that does not fit; UnknownComponent.
+    Raises: InvalidSource for the first value that does not fit; UnknownComponent; InvalidArgument.
     """
+    if not hasattr(values, "items"):
+        raise InvalidArgument(
+            f"{name!r} cannot be updated from a {type(values).__name__}: give a dict of tensors by "
+            "name, such as a module's state_dict()"
+        )
     ranges.refuse_unheld((key, *extent_of(value)) for key, value in values.items())
     family = session.registry.family(name)
     parts = [session.own(part) for part in family or [name]]
