@@ -60,6 +60,25 @@ def test_a_size_may_be_an_integer_of_numpy() -> None:
         client.acquire_workspace(size).release()
 
 
+def test_a_range_that_is_used_is_checked_before_the_release_that_tells_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        kv = client.register_scratch("kv", "8MiB", mutable=True)
+        client.register("filler", {"x": torch.ones(4 * MIB)})
+        wrong: list[Any] = [(0, 1.5), (0, "1"), (0,), 7, (numpy.int64(0), 9 * MIB)]
+        with client.acquire("kv"):
+            kv.tensor[:2] = 7
+            for one in wrong:
+                with pytest.raises(InvalidSource, match="is no range"):
+                    kv.used([one])
+            kv.used([(numpy.int64(0), torch.tensor(1))])  # type: ignore[list-item]
+        evict(client)
+        with client.acquire("kv"):
+            assert kv.tensor[:2].tolist() == [7, 0]
+    assert not caplog.records
+
+
 def test_what_a_loop_says_is_used_counts_when_it_has_given_its_lease_back() -> None:
     with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as client:
         kv = client.register_scratch("kv", "8MiB", mutable=True)

@@ -1,6 +1,7 @@
 """Scratch as a component: no bytes to fill, one tensor over all of it. Imports torch on demand."""
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from swapd.shared.protocol import RANGES_MAX, Ranges
@@ -82,11 +83,16 @@ def told(ranges: Iterable[tuple[int, int]], nbytes: int, most: int = RANGES_MAX)
     bytes, never fewer. Raises: InvalidSource if a range is invalid, or ends beyond `nbytes`.
     """
     spans = []
-    for start, length in ranges:
-        if min(start, length) < 0 or start + length > nbytes:
+    for one in ranges:
+        try:
+            start, length = map(index, one)  # of numpy's integers, the release could not be sent
+            fits = min(start, length) >= 0 and start + length <= nbytes
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
             raise InvalidSource(
-                f"({start}, {length}) is no range (offset, bytes) of {nbytes} bytes: both are 0 "
-                "or more, and it ends within"
+                f"{one!r} is no range (offset, bytes) of {nbytes} bytes: both are integers, 0 or "
+                "more, and it ends within"
             )
         if length:
             spans.append((start, start + length))
