@@ -326,7 +326,7 @@ class AsyncLeasing:
             try:
                 reply = await self.channel.call(request, asked.timeout_s)
             finally:
-                if telling is not None:
+                if telling is not None and not telling.done():  # `cancel` would hide its error
                     telling.cancel()
             if trace is not None:
                 trace.answered(reply)

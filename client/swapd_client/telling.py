@@ -1,9 +1,11 @@
 """Forecasts of a waiting acquire, for the waiting program."""
 
 import asyncio
+from contextlib import suppress
 
 from swapd.shared.protocol import Forecast, ForecastRequest
 from swapd_client.asked import Progress
+from swapd_client.errors import SwapdError
 from swapd_client.session.channel import STILL_MS, Channel
 from swapd_client.session.loop_channel import AsyncChannel
 from swapd_client.session.session import Session
@@ -35,6 +37,8 @@ async def tell(channel: AsyncChannel, session: Session, acquire: int, progress: 
     """As `Telling`, in a task of its own, until it is cancelled."""
     while True:
         await asyncio.sleep(STILL_MS / 1000)
-        reply = await channel.call(ForecastRequest(session.next_id(), (), acquire))
+        reply = None
+        with suppress(SwapdError):  # the acquire raises it, too
+            reply = await channel.call(ForecastRequest(session.next_id(), (), acquire))
         if isinstance(reply, Forecast):
             progress(reply)

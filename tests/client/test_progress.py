@@ -1,8 +1,10 @@
 """`acquire(progress=)` against a real daemon: who waits hears when it will be granted."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -95,6 +97,24 @@ async def test_a_task_hears_it_too(clients: tuple[Client, Client]) -> None:
         threading.Thread(target=held.release).start()
         await waiting
         assert told[0].waits_for[0].name == "a"
+
+
+async def test_what_it_raises_in_a_task_goes_to_the_loops_handler(
+    clients: tuple[Client, Client],
+) -> None:
+    first, second = clients
+    held, failed = first.acquire("a"), list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: failed.append(what))
+
+    def progress(_: Forecast) -> None:
+        threading.Thread(target=held.release).start()
+        raise ZeroDivisionError
+
+    async with await swapd_client.connect_async(second.session.lifeline.folder.path) as client:
+        await _acquire(client, progress)
+    gc.collect()
+    (what,) = failed
+    assert isinstance(what["exception"], ZeroDivisionError)
 
 
 async def _acquire(client: AsyncClient, progress: Callable[[Forecast], None]) -> None:
