@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -655,9 +655,9 @@ class Client(AbstractContextManager["Client"]):
         component (write to it under a lease instead); OutOfMemory; InUse if another thread updates
         it; UnknownComponent, SessionEnded. After any of them nothing has changed.
         """
-        with ExitStack() as stack:
-            for attachment in list(self.attachments):
-                stack.enter_context(attachment.between_passes(name))
+        waits = [one.between_passes(name) for one in list(self.attachments) if one.streams(name)]
+        # one for all models: an interrupt in an ExitStack would leave what it has entered
+        with waits[0] if waits else nullcontext():
             self._update_together({name: values})
 
     def _update_together(self, values: Mapping[str, Mapping[str, Any]]) -> None:

@@ -233,6 +233,17 @@ def test_an_interrupted_pass_through_blocks_holds_nothing_and_the_next_one_runs(
     assert torch.equal(model(X), expected)
 
 
+def test_an_interrupted_update_of_blocks_keeps_no_call_away(client: Client) -> None:
+    model, _ = computed(X, Blocks, 2)
+    new = {"proj_out.bias": torch.ones(4)}
+    with client.attach({"dit": model}, blocks=["blocks"]):
+        client.update("dit", new)
+        for place in places(lambda: client.update("dit", new), MOST * 4):
+            interrupt(lambda: client.update("dit", new), place)
+            assert (_changing.by, _changing.now) == (0, None), place
+            assert not _changing.one_at_a_time.locked()
+
+
 class Reads(Blocks):
     """Reads a block once more, outside of its call."""
 

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -221,10 +221,12 @@ class Attachment(AbstractContextManager["Attachment"]):
         there = ", ".join(self.components)
         raise InvalidSource(f"no component is called {name!r}; there are: {there}")
 
+    def streams(self, name: str) -> bool:
+        """Whether the family of this name is a streamed component of the model."""
+        return any(name == streamed.stream.family for streamed in self.streamed.values())
+
     def between_passes(self, name: str) -> AbstractContextManager[None]:
         """Return a `with` block in which no other thread calls a module of this streamed family."""
-        if all(name != streamed.stream.family for streamed in self.streamed.values()):
-            return nullcontext()
         return quiet({self._client: self._client.session.registry.family(name)})
 
     def to_undo(self, undo: Callable[[], None]) -> None:
