@@ -62,3 +62,12 @@ def test_nothing_is_kept_of_memory_that_is_freed(client: Client) -> None:
     del tensor
     gc.collect()
     assert where() is None
+
+
+def test_nothing_is_kept_of_what_was_freed_before_its_session_ended() -> None:
+    with swapd_client.connect(disabled=True) as client:
+        client.register("x", {"x": torch.ones(SIZE)})  # the tensor is gone now
+        place = weakref.ref(client.session.own("x").where)
+    del client
+    gc.collect()
+    assert place() is None

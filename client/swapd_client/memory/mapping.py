@@ -174,6 +174,8 @@ class Range(place.Place):
         access faults.
         """
         with self.lock:
+            if self.over:  # freed with its last tensor, before its session ended
+                return
             if not self._private:
                 try:
                     self._move_home(master, keep_shown=keep_shown)
