@@ -65,6 +65,20 @@ def begins_to_wait(monkeypatch: pytest.MonkeyPatch, client: Client) -> threading
     return looked
 
 
+def test_a_holder_waits_for_no_segment_that_it_has(lives: Lives) -> None:
+    tensors = {"a": numbers(), "b": numbers()}
+    lives.client.register("x", tensors, segments=[["a"], ["b"]])
+    for early in (True, False):
+        with lives.client.acquire("x", early=early) as lease:
+            if early:
+                lease.wait(1)
+            lives.kill()
+            lease.wait(0)
+            lease.wait()
+            assert all(torch.equal(tensor, numbers()) for tensor in tensors.values())
+        lives.start()
+
+
 def test_a_loop_sees_only_pauses_while_daemons_die(lives: Lives, pool: ThreadPoolExecutor) -> None:
     client, clean, mutable = lives.client, numbers(), torch.zeros(MIB)
     client.register("clean", {"x": clean}, policy="sequential")

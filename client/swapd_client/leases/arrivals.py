@@ -8,7 +8,14 @@ from swapd.shared.board import ARRIVED, LANDED, ArrivalFailed, Board, word
 from swapd.shared.protocol import Broken, Placement
 from swapd.shared.text import counted
 from swapd.shared.units import size
-from swapd_client.errors import DeviceFailed, InvalidArgument, SessionFenced, SwapdError, Timeout
+from swapd_client.errors import (
+    DaemonGone,
+    DeviceFailed,
+    InvalidArgument,
+    SessionFenced,
+    SwapdError,
+    Timeout,
+)
 from swapd_client.leases.book import Record, Word
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
@@ -57,8 +64,14 @@ class Arrivals:
                 if stream is None or not self._wait_on(stream, record, awaited):
                     self.board.wait(*awaited)
             except ArrivalFailed:
-                raise self.not_arrived(part.name, place.generation) from None
+                if not self._had_all(part, place):
+                    raise self.not_arrived(part.name, place.generation) from None
         # components of other sessions were complete at the grant
+
+    def _had_all(self, part: Part, place: Placement) -> bool:
+        """Whether all of it had arrived when the daemon died: its holders compute on."""
+        gone = isinstance(self._life.error, DaemonGone)
+        return gone and part.placed == place and not part.incomplete
 
     def _wait_on(self, stream: int, record: Record, awaited: Word) -> bool:
         """Make the stream wait, or return False if it cannot."""
