@@ -45,6 +45,8 @@ def test_a_thread_that_first_asks_when_it_has_just_been_closed_is_told_so() -> N
         client.close()
         with pytest.raises(ClientClosed, match="this client is closed"):
             Channel(client.leasing.factory)
+        with pytest.raises(ClientClosed, match="this client is closed"):
+            client.update("a", {"x": b"b"})
 
 
 def test_a_thread_that_is_just_importing_torch_disturbs_no_other(
@@ -101,6 +103,7 @@ def forked(client: Client) -> int:
         lambda: client.resize("a", 0),
         lambda: refuse_in_use(client.leasing, ["a"]),
         lambda: client.unregister("a"),
+        lambda: client.update("a", {}),
     ]
     for call in calls:
         try:

@@ -164,8 +164,8 @@ class Registry:
     ) -> Place:
         if stays and before is None and layout.nbytes:
             raise InvalidSource(
-                f"{name!r} cannot keep its address: it was another component before, or was "
-                f"one in chunks of another size than {size(self._chunk_bytes)}"
+                f"{name!r} cannot keep its address: it is not as it was with a daemon that is gone "
+                f"now, or was in chunks of another size than {size(self._chunk_bytes)}"
             )
         place = before and before.where
         return self._processor.reserve(layout.nbytes, place, writable=writable)

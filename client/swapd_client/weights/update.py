@@ -29,6 +29,7 @@ def together(session: Session, call: Call, values: Mapping[str, Mapping[str, Any
     Blocks for the copies. After an error nothing has changed. Raises as `_changes`, and the
     daemon's errors.
     """
+    session.check()  # first: what has ended knows no components, and may be another process's
     asked = [change for name, named in values.items() for change in _changes(session, name, named)]
     _apply(session, call, asked)
 
