@@ -731,6 +731,7 @@ class Client(AbstractContextManager["Client"]):
         """
 
         def ask() -> protocol.AnyReply:
+            self.session.check()  # first: after a fork the session's lock may be held for good
             if flush:
                 self.leasing.giving_back.flush_kept()
             return self.leasing.call(request(self.session.next_id()), timeout)

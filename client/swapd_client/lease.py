@@ -120,10 +120,12 @@ class BaseLease:
 
     def _has_own(self, name: str) -> bool:
         """Whether a component of this process, or a part of such a family, is in the lease."""
+        self._session.life.check_process()
         known = self._session.registry.family(name) or [name]
         return any(self._record.holds(part) for part in known)
 
     def _wait(self, segment: int | None, name: str | None, stream: Any) -> None:
+        self._session.life.check_process()
         name = name or self.names[0]
         if name not in self.names and name not in self._granted.names and not self._has_own(name):
             raise UnknownComponent(f"{name!r} is not in this lease (of {', '.join(self.names)})")

@@ -91,7 +91,7 @@ def test_a_lease_ends_when_its_object_is_collected() -> None:
                     pass
 
 
-def forked(client: Client) -> int:
+def forked(client: Client, *more: Callable[[], object]) -> int:
     """The exit code of a child with the parent's client: 0 if each call raises ClientClosed."""
     child = os.fork()
     if child:
@@ -104,6 +104,9 @@ def forked(client: Client) -> int:
         lambda: refuse_in_use(client.leasing, ["a"]),
         lambda: client.unregister("a"),
         lambda: client.update("a", {}),
+        lambda: client.status(),
+        lambda: client.prefetch("a"),
+        *more,
     ]
     for call in calls:
         try:
@@ -136,3 +139,25 @@ def test_a_child_waits_for_nothing_that_the_parent_was_at(monkeypatch: pytest.Mo
             assert forked(client) == 0
         finally:
             go_on.set()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_lease_is_the_parents_though_a_thread_of_it_had_the_sessions_lock() -> None:
+    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        client.register("a", {"x": b"a"})
+        has, go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with client.session.life.lock:
+                has.set()
+                go_on.wait()
+
+        lease = client.acquire("a")
+        holder = started(hold)
+        has.wait()
+        try:
+            assert forked(client, lease.wait, lambda: lease.fresh("a"), lease.release) == 0
+        finally:
+            go_on.set()
+            holder.join()
+        lease.release()

@@ -187,6 +187,7 @@ class Attachment(AbstractContextManager["Attachment"]):
         to acquire again, as `Client.acquire`. Raises: NotWhileAttached, naming a tensor whose shape
         or type changed; that tensor keeps its old bytes.
         """
+        self._client.session.life.check_process()
         modules: dict[torch.nn.Module, None] = {}
         for item in what or self.components:
             found, _ = self._meant_by(item)

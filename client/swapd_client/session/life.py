@@ -33,14 +33,18 @@ class Life:
 
     def check(self) -> None:
         """Raise the reason if requests are no longer possible."""
+        self.check_process()
+        if self.error is not None:
+            # a kept traceback would keep the frames of all callers
+            raise self.error.with_traceback(None)
+
+    def check_process(self) -> None:
+        """Raise ClientClosed in a forked child, which has neither the memory nor the locks."""
         if self.left_to_parent:
             raise ClientClosed(
                 "this process was forked from one that uses swapd: sessions and weights stay "
                 "with the parent. Connect in the child, or start it with spawn"
             )
-        if self.error is not None:
-            # a kept traceback would keep the frames of all callers
-            raise self.error.with_traceback(None)
 
     @property
     def forked(self) -> bool:
