@@ -500,6 +500,8 @@ def test_a_value_that_is_none_is_an_error_that_says_which_are(
     monkeypatch.setenv("SWAPD_DEVICE", "gpu0")
     with pytest.raises(InvalidArgument, match=r"^\$SWAPD_DEVICE is 'gpu0': give a device"):
         connect(disabled=True)
+    with pytest.raises(InvalidArgument, match="the label is"):
+        connect(disabled=True, label="two\nlines")
     with pytest.raises(InvalidArgument, match="names two devices"):
         connect("cuda:0", device="host", disabled=True)
 

@@ -12,6 +12,7 @@ from swapd.run.file import StageSpec
 from swapd.run.outcome import of_device, of_stages, stage_of
 from swapd.run.stages import StageState
 from swapd.shared.text import TEXT_MAX_CHARS
+from swapd_client import InvalidArgument
 from swapd_client.session.endpoint import label_of
 
 MIB = 1 << 20
@@ -69,7 +70,8 @@ def test_sessions_of_a_stage_are_known_by_their_labels(monkeypatch: pytest.Monke
     assert stage_of(label_of(None), ["a", "b"]) == "a"
     assert label_of("swapd status") == "swapd status"  # an observer
     assert len(label_of("x" * TEXT_MAX_CHARS)) == TEXT_MAX_CHARS
-    assert len(label_of("x" * 300)) == 300  # refused later, as without a stage
+    with pytest.raises(InvalidArgument, match="has 300 characters"):  # as without a stage
+        label_of("x" * 300)
     assert [stage_of(label, ["a"]) for label in ("a", "b/x", "/x", "a/")] == [None, None, None, "a"]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from swapd.shared import config, daemons, fds, runtime_dir
 from swapd.shared.runtime_dir import Folder, Untrusted
 from swapd.shared.system import OF_THREADS, LimitError, is_stopped, start
-from swapd.shared.text import TEXT_MAX_CHARS, plain
+from swapd.shared.text import TEXT_MAX_CHARS, plain, problem_with_text
 from swapd_client.covered import to_its_end
 from swapd_client.errors import InvalidArgument, LimitReached, NotRunning, Timeout
 
@@ -44,13 +44,17 @@ def default_label() -> str:
 
 
 def label_of(label: str | None) -> str:
-    """Return the session's label, after the name of its stage in `swapd run FILE`."""
+    """Return the session's label, after the name of its stage in `swapd run FILE`.
+
+    Raises: InvalidArgument if no daemon takes the label.
+    """
     label = label or default_label()
+    if problem := problem_with_text("the label", label):
+        raise InvalidArgument(problem)
     stage = config.variable(config.STAGE_VARIABLE)
     if stage is None or label.partition(" ")[0] == _COMMAND_LINE:
         return label
-    # an overlong label stays so, and is refused
-    return f"{stage}/{label}"[: max(TEXT_MAX_CHARS, len(label))]
+    return f"{stage}/{label}"[:TEXT_MAX_CHARS]
 
 
 def need_descriptors(count: int, what: str) -> None:

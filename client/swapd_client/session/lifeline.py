@@ -15,10 +15,8 @@ import msgspec
 from swapd.shared import protocol
 from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 from swapd.shared.system import LimitError, is_alive, start
-from swapd.shared.text import problem_with_text
 from swapd_client.errors import (
     DaemonGone,
-    InvalidArgument,
     SwapdError,
     Timeout,
     VersionMismatch,
@@ -58,10 +56,8 @@ class Lifeline:
     def shake_hands(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
         """Return the welcome, and the board's descriptor, which the caller then owns.
 
-        Raises: InvalidArgument, DaemonGone, Timeout, VersionMismatch, or the daemon's refusal.
+        Raises: DaemonGone, Timeout, VersionMismatch, or the daemon's refusal.
         """
-        if problem := problem_with_text("the label", label):
-            raise InvalidArgument(problem)
         self._sock.settimeout(self._answer_s)
         self.send(protocol.Hello(protocol.VERSION, label))
         try:

@@ -74,10 +74,10 @@ def open_session(
         )
     if budget is not None and not start:
         raise InvalidArgument("budget= is for a daemon that connect starts: add start=True")
+    called = label_of(label)
     if disabled:
         return Disabled(_private_device(device))
     folder = resolve(endpoint, device).absolute()  # the program may change its directory
-    called = label_of(label)
 
     def again(within_s: float = inf) -> Session:
         opened = partial(Session, folder, called, min(timeout, within_s))
