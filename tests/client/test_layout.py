@@ -35,6 +35,12 @@ def test_places_are_aligned_in_order_and_do_not_overlap(sizes: list[int]) -> Non
         assert packer.nbytes == end
 
 
+def test_a_name_alone_is_a_segment_and_not_its_letters() -> None:
+    buffers = {"01": b"first", "0": b"second", "1": b"third"}
+    alone = BufferLayout(buffers, ["01", "0", "1"])
+    assert alone.segments == BufferLayout(buffers, [["01"], ["0"], ["1"]]).segments
+
+
 @settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=5), st.binary(max_size=700), max_size=8))
 def test_every_buffer_comes_back_at_its_stable_place(buffers: dict[str, bytes]) -> None:

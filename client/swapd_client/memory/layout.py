@@ -180,6 +180,7 @@ def by_segment(names: Iterable[str], segments: Segments) -> list[list[str]]:
     segment would be empty.
     """
     grouped: list[list[str]] = [[] for _ in segments or [()]]
+    segments = [[one] if isinstance(one, str) else one for one in segments]
     whose = [(prefix, i) for i, segment in enumerate(segments) for prefix in segment]
     for name in names:
         grouped[whose_prefix(name, whose, 0)].append(name)
