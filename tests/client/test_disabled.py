@@ -352,6 +352,9 @@ def test_clients_of_one_process_know_the_names_of_each_other(nowhere: Path) -> N
         with user.acquire("a") as lease:
             assert lease.placements == ()
             assert bytes(part.view("x")) == b"there"
+            for use in (owner.unregister, owner.evict):
+                with pytest.raises(InUse):
+                    use("a")
         with pytest.raises(DuplicateName):
             user.register("a", {"x": b"again"})
         with pytest.raises(UnknownComponent, match=r"swapd is disabled; registered: a\."):
@@ -377,6 +380,13 @@ def test_leases_of_threads_that_have_ended_keep_nothing_in_use(nowhere: Path) ->
 
         asyncio.run(uses())
         client.unregister("a")
+
+
+def test_values_for_tensors_that_are_no_more_are_dropped(nowhere: Path) -> None:
+    with connect(disabled=True) as client:
+        client.register("gone", {"x": torch.ones(4)})  # its memory went with its last tensor
+        client.update("gone", {"x": torch.zeros(4)})
+        client.acquire("gone").release()
 
 
 def test_nothing_of_a_part_that_fails_is_registered(nowhere: Path) -> None:

@@ -136,7 +136,9 @@ class Disabled(Session):
         if isinstance(part.where, _OnGpu):
             part.where.edit(write)
         else:
-            write(part.address)
+            with part.where.lock:  # else its last tensor may go now, and the memory with it
+                if not part.where.over:
+                    write(part.address)
 
     def reply(self, request: protocol.AnyRequest) -> protocol.AnyReply:
         """Return a daemon's reply. Does not block. Raises: the error that ended the session."""
@@ -178,7 +180,7 @@ class Disabled(Session):
 
     def _uses(self, name: str) -> int:
         names = {one.name for one in _all() if one.is_of(name)}
-        return sum(record.has_any(names) for record in self.leases)
+        return sum(record.has_any(names) for one in _sessions() for record in one.leases)
 
     def _granted(self, request: protocol.Acquire) -> protocol.Granted:
         asked = [one.name for one in _all() if {one.name, one.part_of} & set(request.names)]
@@ -200,10 +202,14 @@ class Disabled(Session):
         return protocol.ComponentStatus(*said, *held)
 
 
-def _all() -> list[Part]:
-    """Return the components of all disabled clients of this process, as if they had one daemon."""
+def _sessions() -> list[Disabled]:
+    """Return those of all disabled clients of this process, as if they had one daemon."""
     here = [one for ref in alive.keyrefs() if isinstance(one := ref(), Disabled)]
-    return [part for one in here if one.life.usable for part in list(one.components.values())]
+    return [one for one in here if one.life.usable]
+
+
+def _all() -> list[Part]:
+    return [part for one in _sessions() for part in list(one.components.values())]
 
 
 def _rivals(names: Iterable[str]) -> list[str]:
