@@ -105,7 +105,8 @@ def keeps_scratch(client: Client, tmp_path: Path) -> list[Any]:
     plain = client.register("bytes", {"a": b"hello", "b": b"old"}, mutable=True)
     found: list[Any] = []
     with client.acquire("kv", "bytes") as lease:
-        found += [lease.fresh("kv"), int(kv.tensor.sum()), code(lambda: lease.fresh("other"))]
+        found += [lease.fresh("bytes"), lease.fresh("kv"), code(lambda: lease.fresh("other"))]
+        found += [int(kv.tensor.sum())]
         kv.tensor[:10] = 7
         kv.used([(0, 10)])
         plain.view("b")[:] = b"new"

@@ -183,11 +183,15 @@ class Disabled(Session):
         return sum(record.has_any(names) for one in _sessions() for record in one.leases)
 
     def _granted(self, request: protocol.Acquire) -> protocol.Granted:
-        asked = [one.name for one in _all() if {one.name, one.part_of} & set(request.names)]
+        asked = {one.name: one for one in _all() if {one.name, one.part_of} & set(request.names)}
         others = [name for name in request.names if name not in asked]
-        # the generation of what never moves is 0, and that of its contents is 1
-        here = [protocol.Placement(n, 0, (), contents=1) for n in asked if n in self.components]
-        return protocol.Granted(request.id, tuple(here), names=(*asked, *others))
+        # the generation of what never moves is 0, and that of the contents of scratch is 1
+        here = tuple(
+            protocol.Placement(name, 0, (), contents=int(one.scratch != ""))
+            for name, one in asked.items()
+            if name in self.components
+        )
+        return protocol.Granted(request.id, here, names=(*asked, *others))
 
     def _status(self, number: int) -> protocol.Status:
         used = sum(one.nbytes for one in _all())
