@@ -30,16 +30,11 @@ def check_names(names: Iterable[object]) -> None:
             raise InvalidArgument(f"{name!r} is not the name of a component: {hint}")
 
 
-def check_seconds(timeout_s: object) -> None:
-    if not (timeout_s is None or (isinstance(timeout_s, (int, float)) and timeout_s >= 0)):
-        raise InvalidArgument(f"timeout={timeout_s!r}: give a number of seconds, or None")
-
-
-def check_deadline(deadline_s: object) -> None:
-    if not (deadline_s is None or (isinstance(deadline_s, (int, float)) and deadline_s >= 0)):
-        raise InvalidArgument(
-            f"deadline={deadline_s!r}: give the seconds from now within which it is wanted, or None"
-        )
+def check_seconds(
+    given: object, argument: str = "timeout", give: str = "a number of seconds"
+) -> None:
+    if not (given is None or (isinstance(given, (int, float)) and given >= 0)):
+        raise InvalidArgument(f"{argument}={given!r}: give {give}, or None")
 
 
 def nbytes_of(size: object) -> Any:
@@ -84,7 +79,7 @@ def of_components(
 ) -> Asked:
     check_names(names)
     check_seconds(timeout_s)
-    check_deadline(deadline_s)
+    check_seconds(deadline_s, "deadline", "the seconds from now within which it is wanted")
     # on a GPU the daemon does not wait for the copies: `bring_in` does
     at_once = early or session.processor.works_late
     request = partial(
