@@ -17,9 +17,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import swapd_client
 from swapd.cli.common import Json, console, print_json, say_error
-from swapd.cli.target import OWN_LABEL, TIMEOUT_S, Device, Endpoint, TimeoutOption, where
+from swapd.cli.target import (
+    OWN_LABEL,
+    TIMEOUT_S,
+    Device,
+    Endpoint,
+    TimeoutOption,
+    connected,
+    where,
+)
 from swapd.shared import daemons
 from swapd.shared.daemons import RunningDaemon
 from swapd.shared.errors import UserError
@@ -73,7 +80,7 @@ def _listed(daemon: RunningDaemon, timeout: float) -> Listed:
     if daemon.unreachable:
         return Listed(daemon.pid, folder, problem=daemon.unreachable)
     try:
-        with swapd_client.connect(folder, label=f"{OWN_LABEL}ps", timeout=timeout) as client:
+        with connected(daemon.folder, "ps", timeout) as client:
             reply = client.status(timeout=timeout)
     except SwapdError as exc:
         return Listed(daemon.pid, folder, problem=str(exc))
@@ -145,7 +152,7 @@ def stop(
     pid = process_of(folder)
     with OwnedFd(os.pidfd_open(pid)) as process:  # the number may be another's after the answer
         if not yes and sys.stdin.isatty():
-            _confirm(str(folder))
+            _confirm(folder)
         _end(process, now=now, timeout=timeout, what=f"the daemon at {folder} (process {pid})")
     console.print(f"stopped: {plain(str(folder))} (process {pid})")
 
@@ -165,9 +172,9 @@ def process_of(folder: Path) -> int:
     return pid
 
 
-def _confirm(folder: str) -> None:
+def _confirm(folder: Path) -> None:
     try:
-        with swapd_client.connect(folder, label=f"{OWN_LABEL}stop", timeout=ASKED_S) as client:
+        with connected(folder, "stop", ASKED_S) as client:
             question = _open_sessions(client.status(timeout=ASKED_S))
     except SwapdError as exc:
         question = f"{exc}. Stop it all the same?"
@@ -278,12 +285,10 @@ def _unchecked(what: str, why: str) -> UserError:
 def _served(folder: Path, process: OwnedFd, what: str, began: float, timeout: float) -> Status:
     until = began + timeout
     while time.monotonic() < until:
-        with suppress(SwapdError):
-            label = f"{OWN_LABEL}upgrade"
-            with swapd_client.connect(folder, label=label, timeout=ASKED_S, reconnect=0) as client:
-                reply = client.status(timeout=ASKED_S)
-                if reply.uptime_s < time.monotonic() - began:
-                    return reply
+        with suppress(SwapdError), connected(folder, "upgrade", ASKED_S) as client:
+            reply = client.status(timeout=ASKED_S)
+            if reply.uptime_s < time.monotonic() - began:
+                return reply
         if process.await_readable(LOOK_S):
             raise NotRunning(
                 f"{what} has ended: its own log tells why. No weights are lost, because its "

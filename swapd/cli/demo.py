@@ -13,12 +13,11 @@ from rich.text import Text
 
 from swapd.cli.common import Json, console, errors, print_json
 from swapd.cli.log import LOOK_S, LogView
-from swapd.cli.target import OWN_LABEL
+from swapd.cli.target import connected
 from swapd.log.history import Filter
 from swapd.log.reader import Tail
 from swapd.shared.extras import needed
 from swapd.shared.units import seconds, size
-from swapd_client import connect
 
 
 def demo(
@@ -58,7 +57,7 @@ def demo(
 
 
 def _scroll(folder: Path) -> None:
-    with connect(folder, label=f"{OWN_LABEL}demo") as client:
+    with connected(folder, "demo") as client:
         tail = Tail(Path(client.status().swap_log))
 
     def follow() -> None:

@@ -44,10 +44,20 @@ def _of_device(found: list[RunningDaemon], device: str, timeout: float) -> Path:
 
 def _device_of(folder: Path, timeout: float) -> str | None:
     try:
-        with swapd_client.connect(folder, label="swapd", timeout=timeout) as client:
+        with connected(folder, "device", timeout) as client:
             return client.session.welcome.device
     except SwapdError:
         return None
+
+
+def connected(folder: Path, command: str, timeout: float = TIMEOUT_S) -> swapd_client.Client:
+    """Connect, as a session that the swap log labels `swapd <command>`. If the daemon ends, its
+    calls fail at once: no other is waited for.
+
+    Raises: NotRunning; Timeout after `timeout` seconds.
+    """
+    label = f"{OWN_LABEL}{command}"
+    return swapd_client.connect(folder, label=label, timeout=timeout, reconnect=0)
 
 
 def folders(incomplete: str) -> list[str]:
@@ -95,9 +105,5 @@ class ChosenDaemon:
         return where(self.endpoint, self.device, self.timeout)
 
     def client(self, command: str) -> swapd_client.Client:
-        """Connect, as a session that the swap log labels `swapd <command>`.
-
-        Raises: SeveralDaemons, NotRunning; Timeout after `timeout` seconds.
-        """
-        label = f"{OWN_LABEL}{command}"
-        return swapd_client.connect(self.folder, label=label, timeout=self.timeout, reconnect=0)
+        """As `connected`. Raises: SeveralDaemons, too."""
+        return connected(self.folder, command, self.timeout)

@@ -21,7 +21,7 @@ LOG_WANTED = 2 * (64 << 20)
 
 def examine(folder: Path, timeout: float) -> list[Check]:
     try:
-        with connect(folder, label=OWN_LABEL, timeout=timeout) as client:
+        with connect(folder, label=OWN_LABEL, timeout=timeout, reconnect=0) as client:
             status = client.status(timeout=timeout)
     except NotRunning:
         return [Check("daemon", "ok", "none runs there", "start one: swapd serve")]

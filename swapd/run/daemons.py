@@ -103,7 +103,9 @@ def _status_for(wanted: DaemonSpec, found: RunningDaemon) -> Status | None:
     if found.unreachable or elsewhere:
         return None
     try:
-        with swapd_client.connect(found.folder, label="swapd run", timeout=ASKED_S) as client:
+        with swapd_client.connect(
+            found.folder, label="swapd run", timeout=ASKED_S, reconnect=0
+        ) as client:
             status = client.status(timeout=ASKED_S)
     except SwapdError:
         return None  # the daemon is ending, or does not answer: no command can use it

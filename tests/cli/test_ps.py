@@ -9,16 +9,18 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import swapd_client
 from swapd.cli import target
-from swapd.cli.daemons import Listed
+from swapd.cli.daemons import Listed, _listed
 from swapd.cli.daemons import ps_page as page
 from swapd.cli.target import where
 from swapd.shared import config, daemons
 from swapd.shared.daemons import RunningDaemon, SeveralDaemons, only, running
-from swapd_client import InvalidArgument, NotRunning, connect
+from swapd_client import Client, InvalidArgument, NotRunning, connect
 from swapd_client.session.endpoint import resolve
 from tests.processes import output_of
 
@@ -53,6 +55,19 @@ def test_one_that_does_not_answer_is_listed_with_the_reason(daemon: Running) -> 
         row = listed(daemon, "--timeout", BRIEF)
     assert "it is stopped" in str(row["problem"])
     assert row["device"] is None
+
+
+def test_one_that_ends_while_it_is_asked_is_not_waited_for(
+    daemon: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connected(*given: Any, **options: Any) -> Client:
+        client = connect(*given, **options)
+        daemon.stop(signal.SIGKILL)
+        return client
+
+    monkeypatch.setattr(swapd_client, "connect", connected)
+    found = RunningDaemon(daemon.process.pid, daemon.folder)
+    assert f"{daemon.folder}: the daemon is gone" in _listed(found, 1.0).problem
 
 
 def test_one_whose_folder_was_removed_is_still_named(daemon: Running, folder: Path) -> None:

@@ -16,13 +16,12 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-import swapd_client
 from swapd.cli.conclusions import report
 from swapd.cli.last_lines import LastLines
 from swapd.cli.live import screen
 from swapd.cli.live.screen import Snapshot
 from swapd.cli.story import story
-from swapd.cli.target import OWN_LABEL
+from swapd.cli.target import connected
 from swapd.log.reader import last_run, read
 from swapd.log.records import OtherSchema
 from swapd.shared.runtime_dir import RuntimeDirError
@@ -30,7 +29,6 @@ from swapd.shared.text import plain, reason
 from swapd_client import Client
 from swapd_client.errors import NotRunning, SwapdError, Timeout
 
-LABEL = f"{OWN_LABEL}top"
 LINES_MAX = 200
 #: Seconds between two requests for the status, or attempts to connect.
 POLL_S = 0.5
@@ -78,7 +76,7 @@ class Poller:
         self._disconnect("")
 
     def _connect(self) -> None:
-        client = swapd_client.connect(self._folder, label=LABEL, timeout=self._timeout, reconnect=0)
+        client = connected(self._folder, "top", self._timeout)
         try:
             self._poll(client)
         except BaseException:
