@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swapd.core import Rules, events
-from swapd.log.reader import LogLine, Reader, Tail, last_run, read
+from swapd.log.reader import LogLine, Reader, Tail, last_run, read, runs_since
 from swapd.log.records import OtherSchema, Record, Start, render
 
 
@@ -65,6 +65,23 @@ def test_the_last_run_begins_with_the_last_start_or_a_lower_number() -> None:
     ):
         found = list(Reader().read(lines))
         assert last_run(found) == found[first:]
+
+
+@pytest.mark.parametrize(("since", "first"), [(100.0, 2), (150.0, 2), (200.0, 4), (900.0, 4)])
+def test_the_runs_since_a_time_are_of_this_boot_whatever_the_wall_clock_says(
+    since: float, first: int
+) -> None:
+    lines = []
+    for began, epoch in (
+        (500.0, 1e9),  # of an earlier boot
+        (100.0, 2e9),
+        (200.0, 1e9),  # the wall clock was set back meanwhile
+    ):
+        ended = events.Tick(began + 10.0)
+        start = Record(1, 0, epoch + began, start=Start("9", "host", 1, 1, Rules()))
+        lines += [render(start), render(Record(2, 0, epoch + ended.now, event=ended))]
+    found = list(Reader().read(lines))
+    assert runs_since(found, since) == found[first:]
 
 
 def test_it_has_the_past_of_both_files_and_each_new_record_once(path: Path) -> None:

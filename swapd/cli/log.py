@@ -8,19 +8,20 @@ from contextlib import ExitStack, closing, suppress
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.text import Text
 
 from swapd.cli.common import Json, console, day, option_of, say_error, shown_json
+from swapd.cli.last_lines import READ_BYTES
 from swapd.cli.passes import Folding
 from swapd.cli.render import ShownLine, line
 from swapd.cli.story import show
 from swapd.cli.target import ChosenDaemon
 from swapd.core import events
 from swapd.log.history import Filter, Seen, unknown_kinds
-from swapd.log.reader import LogLine, Tail, last_run, read, read_runs
+from swapd.log.reader import LogLine, Tail, clock_of, last_run, read, read_runs
 from swapd.log.records import KINDS
 from swapd.log.trace import rendered
 from swapd.shared.config import logs_left_by
@@ -143,11 +144,27 @@ def _say_how_it_ended(*, stops: bool) -> None:
         sys.exit(1)
 
 
-def _moment(text: str) -> float:
+class Ago(NamedTuple):
+    seconds: float
+
+
+def _moment(text: str) -> float | Ago:
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
-        return time.time() - parse_span(text)  # noqa: TID251
+        return Ago(parse_span(text))
+
+
+def _unix(since: float | Ago | None, daemon: ChosenDaemon, file: Path | None) -> float:
+    """Return `since` as a time of records: by the wall clock as it was at their daemon's start."""
+    if not isinstance(since, Ago):
+        return since or 0.0
+    if file is not None:
+        return time.time() - since.seconds  # noqa: TID251 - it may be of another boot
+    with closing(Tail(swap_log(daemon, file), READ_BYTES)) as tail:
+        at_zero = [at for _, record in tail.read() if (at := clock_of(record)) is not None]
+    epoch = at_zero[-1] if at_zero else time.time() - time.monotonic()  # noqa: TID251
+    return epoch + time.monotonic() - since.seconds
 
 
 Name = Annotated[str | None, typer.Argument(help="Show why this component was loaded and evicted")]
@@ -172,9 +189,7 @@ MinDuration = Annotated[
     float | None,
     option_of(parse_span, "TIME", "Records of operations at least this long, as in 50ms"),
 ]
-Since = Annotated[
-    float | None, option_of(_moment, "TIME", "10m ago, or '2026-11-23 01:20' and later")
-]
+Since = Annotated[Any, option_of(_moment, "TIME", "10m ago, or '2026-11-23 01:20' and later")]
 Blocks = Annotated[bool, typer.Option("--blocks", help="List each streamed block by itself")]
 File = Annotated[
     Path | None,
@@ -204,12 +219,12 @@ def log(
     one line. With --json: all its records, as they were written. With a NAME: the records of that
     component, each under its cause.
     """
-    only = Filter(tuple(component), tuple(session), tuple(kind), min_duration or 0.0, since or 0.0)
+    only = Filter(tuple(component), tuple(session), tuple(kind), min_duration or 0.0)
     for strange in unknown_kinds(only.kinds):
         near = get_close_matches(strange, KINDS, n=3) or sorted(KINDS)
         raise typer.BadParameter(f"there is no kind {strange!r}; did you mean {', '.join(near)}?")
     if name is not None:
-        if any((follow, all_runs, blocks, lines is not None, only != Filter())):
+        if any((follow, all_runs, blocks, since is not None, lines is not None, only != Filter())):
             raise typer.BadParameter(
                 "NAME goes with neither --follow, --all-runs, --blocks, --lines nor options that "
                 f"select records: did you mean --component {name}?"
@@ -217,13 +232,14 @@ def log(
         records = last_run(read(swap_log(daemon, file)))
         show(records, name, everything=everything, json=json)
         return
-    view = _view(only, everything, blocks=blocks, json=json)
-    if not follow:
-        _show(view, swap_log(daemon, file), lines, all_runs=all_runs)
-        return _refuse_nothing(view, only.components)
-    if file or all_runs:
+    if follow and (file or all_runs):
         raise typer.BadParameter("--follow goes with neither --file nor --all-runs")
-    follow_log(daemon, view, lines)
+    only = only._replace(since=_unix(since, daemon, file))
+    view = _view(only, everything, blocks=blocks, json=json)
+    if follow:
+        return follow_log(daemon, view, lines)
+    _show(view, swap_log(daemon, file), lines, all_runs=all_runs)
+    _refuse_nothing(view, only.components)
 
 
 def _view(only: Filter, everything: bool, *, blocks: bool, json: bool) -> LogView:
@@ -273,7 +289,7 @@ def trace(
     The trace has a track for each component, for the copies of each direction, and for the waits
     and leases of each session. It covers the daemon that ran last.
     """
-    lines = last_run(read(swap_log(daemon, file)))
+    lines, began = last_run(read(swap_log(daemon, file))), _unix(since, daemon, file)
     with output.open("wb") as written:
-        written.writelines(rendered((line.record for line in lines), since or 0.0))
+        written.writelines(rendered((line.record for line in lines), began))
     typer.echo(f"{output}: open it in https://ui.perfetto.dev")

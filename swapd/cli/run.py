@@ -16,7 +16,7 @@ from swapd.cli.comparisons import list_all
 from swapd.cli.run_compare import ComparisonOptions
 from swapd.cli.run_compare import compare as compare_both
 from swapd.cli.run_plan import RunPlan, planned
-from swapd.cli.run_stages import environment_on, records_of, run_stages, say_serving
+from swapd.cli.run_stages import environment_on, logs_since, run_stages, say_serving
 from swapd.run import child, file, outcome
 from swapd.run.child import CannotRun
 from swapd.run.daemons import serving
@@ -196,15 +196,15 @@ def _run(plan: RunPlan, folder: Path) -> int:
     runner = None
     with serving(plan.daemons, folder) as daemons:
         say_serving(daemons)
-        since = time.time()  # noqa: TID251 - of records
+        since = time.monotonic()
         if plan.file.path is None:
             stage = plan.file.stages[COMMAND]
             environment = {**environment_on(daemons), **stage.environment}
             status, _ = child.run(stage.command.words, environment)
         else:
             status, runner = run_stages(plan.file, daemons, folder)
-        took = time.time() - since  # noqa: TID251
-        logs = [records for one in daemons if (records := records_of(one)) is not None]
+        took = time.monotonic() - since
+        logs = logs_since(daemons, since)
     lines: list[object] = [outcome.of_device(records, since) for records in logs]
     if runner is not None:
         lines += outcome.of_stages(runner.stages.states, logs, since)

@@ -16,7 +16,7 @@ from swapd.cli import comparisons
 from swapd.cli.common import console, note, say, say_error
 from swapd.cli.comparisons import Comparison, Round, Side
 from swapd.cli.run_plan import RunPlan, planned
-from swapd.cli.run_stages import environment_on, records_of, run_stages
+from swapd.cli.run_stages import environment_on, logs_since, run_stages
 from swapd.run import child, outcome, ready, servers
 from swapd.run.child import SIGNALLED, CannotRun
 from swapd.run.commands import command_of
@@ -260,9 +260,9 @@ def _all_rounds(
 def _round(way: Way, devices: Sequence[str]) -> Round:
     try:
         with serving(way.plan.daemons, way.folder) as daemons:
-            since = time.time()  # noqa: TID251 - of records
+            since = time.monotonic()
             found = _measured(way, daemons, Sampler(devices))
-            logs = [records for one in daemons if (records := records_of(one)) is not None]
+            logs = logs_since(daemons, since)
         outcomes = tuple(outcome.of_device(records, since) for records in logs)
         return msgspec.structs.replace(found, outcomes=outcomes)
     except SpawnError as exc:  # the figures of the other side are kept

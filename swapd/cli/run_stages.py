@@ -10,8 +10,8 @@ from typing import TextIO
 
 import swapd_client
 from swapd.cli.common import console, note, say_error
-from swapd.cli.target import OWN_LABEL
-from swapd.log.reader import last_run, read
+from swapd.cli.target import OWN_LABEL, TIMEOUT_S, connected
+from swapd.log.reader import read, runs_since
 from swapd.log.records import Record
 from swapd.run import ready
 from swapd.run.daemons import ServingDaemon, endpoint_of
@@ -67,12 +67,17 @@ def environment_on(daemons: Sequence[ServingDaemon]) -> dict[str, str]:
     return environment
 
 
-def records_of(one: ServingDaemon) -> list[Record] | None:
-    """Return the swap log of a daemon's run so far. If it is unreadable, say so and return None."""
+def logs_since(daemons: Sequence[ServingDaemon], since: float) -> list[list[Record]]:
+    """Return the swap log of each daemon that served at `since`, a monotonic time, and of those
+    that were put in its place. If one is unreadable, say so and leave it out."""
+    return [log for one in daemons if (log := _log_since(one, since)) is not None]
+
+
+def _log_since(one: ServingDaemon, since: float) -> list[Record] | None:
     try:
-        with swapd_client.connect(one.folder, label=_LABEL) as client:
-            path = Path(client.status().swap_log)
-        return [each.record for each in last_run(read(path))]
+        with connected(one.folder, "run") as client:
+            path = Path(client.status(timeout=TIMEOUT_S).swap_log)
+        return [each.record for each in runs_since(read(path), since)]
     except (SwapdError, OSError) as exc:
         say_error(f"the outcome on {one.wanted.device} is unknown: {exc}")
         return None

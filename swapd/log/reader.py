@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from math import inf
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -171,9 +172,33 @@ def read(path: Path) -> list[LogLine]:
 
 def last_run(lines: Sequence[LogLine]) -> Sequence[LogLine]:
     """Return the lines of the latest daemon. A log can hold several runs, each numbered from 1."""
-    for i in range(len(lines) - 1, -1, -1):
-        if lines[i].record.start is not None or (
-            i and lines[i].record.seq < lines[i - 1].record.seq
-        ):
-            return lines[i:]
-    return lines
+    return lines[_last_begin(lines, len(lines)) :]
+
+
+def runs_since(lines: Sequence[LogLine], since: float) -> Sequence[LogLine]:
+    """Return the run that went on at `since`, on the monotonic clock of this boot, and those after
+    it."""
+    first = end = len(lines)
+    while end and _began(lines[first:end]) > since:
+        first, end = _last_begin(lines, first), first
+    return lines[first:]
+
+
+def _last_begin(lines: Sequence[LogLine], end: int) -> int:
+    """Return the index of the first line of the last run in `lines[:end]`."""
+    for i in range(end - 1, 0, -1):
+        if lines[i].record.start is not None or lines[i].record.seq < lines[i - 1].record.seq:
+            return i
+    return 0
+
+
+def _began(run: Sequence[LogLine]) -> float:
+    """Return when a run began, on the core's clock; inf if nothing in it says that."""
+    ago = (run[0].record.time - clock for _, r in run if (clock := clock_of(r)) is not None)
+    return next(ago, inf)
+
+
+def clock_of(record: Record) -> float | None:
+    """Return the wall time at time 0 of the core's clock, by an event: it is that of the daemon's
+    start, though the wall clock may have been set since."""
+    return None if record.event is None else record.time - record.event.now

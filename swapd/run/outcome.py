@@ -77,19 +77,20 @@ def stage_of(label: str, names: Collection[str]) -> str | None:
 
 
 def of_device(records: Iterable[Record], since: float) -> Outcome:
-    """Sum up one daemon's log since `since`, Unix time. Memory already in use counts as used."""
+    """Sum up the log of one device's daemons since `since`, on their monotonic clock, which no one
+    sets. Memory already in use counts as used."""
     return _counted(records, since, {})
 
 
 def of_stages(
-    states: Mapping[str, StageState], runs: Iterable[Iterable[Record]], since: float
+    states: Mapping[str, StageState], logs: Iterable[Iterable[Record]], since: float
 ) -> list[StageOutcome]:
-    """Sum up each stage since `since`, Unix time. `runs`: the logs of all daemons."""
+    """Sum up each stage since `since`, as in `of_device`. `logs`: those of all devices."""
     found = {
         name: StageOutcome(name=name, starts=state.starts, status=state.status)
         for name, state in states.items()
     }
-    for records in runs:
+    for records in logs:
         _counted(records, since, found)
     return list(found.values())
 
@@ -114,19 +115,23 @@ def _counted(
 ) -> Outcome:
     found, seen, chunk, used = Outcome(), Seen(), 0, 0
     owners: _Owners = {}
+    counts = False
     for record in records:
-        counts = since <= record.time
-        if record.start is not None:
+        if record.start is not None:  # the next daemon counts sessions and copies anew
             found.device, chunk = record.start.device, record.start.chunk_bytes
             found.budget_bytes = record.start.chunks * chunk
+            seen, owners = Seen(), {}
+        elif record.event is not None:
+            counts = since <= record.event.now
         item = record.event or record.action
         _note(item, owners, stages)
         if isinstance(item, actions.CopyIn | actions.Lend):
-            used = max(used, item.in_use) if counts else item.in_use
+            in_use = item.in_use * chunk
+            used = max(used, in_use) if counts else in_use
         if counts:
             _add(item, found, seen, owners)
         seen.note(record)
-    found.peak_bytes = used * chunk
+    found.peak_bytes = used
     return found
 
 

@@ -1,9 +1,11 @@
 """`swapd log` reads a file, and follows it as it grows, without a missing or a doubled record."""
 
+import json
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +17,17 @@ import pytest
 
 from tests.processes import line_of
 
-from .conftest import Running, json_lines, on_terminal, serve, start, swapd
+from .conftest import (
+    Running,
+    ended,
+    environment,
+    json_lines,
+    on_terminal,
+    serve,
+    served,
+    start,
+    swapd,
+)
 
 
 def _swap(daemon: Running) -> None:
@@ -211,3 +223,35 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(folder: Path) -> None:
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait(60) == 1
+
+
+#: A daemon whose wall clock was an hour behind at its start, and has been set since.
+_BEHIND = """
+import time
+now = time.time
+time.time = lambda: now() - 3600
+from swapd.cli import main
+main()
+"""
+
+
+def test_a_time_ago_is_as_long_ago_though_the_wall_clock_was_set(
+    folder: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", _BEHIND, "serve", "--runtime-dir", str(folder)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [*command, "--budget", "16MiB"], env=environment(), stdout=pipe, stderr=pipe, text=True
+    )
+    with ended(served(folder, process)) as daemon:
+        _swap(daemon)
+        asked = ("-e", folder, "--since", "10m")
+        assert "evict " in swapd("log", *asked).stdout
+        swapd("trace", *asked, "-o", tmp_path / "trace.json")
+        follower = start("log", "-f", *asked)
+        assert any("evict " in line_of(follower) for _ in range(20))
+        follower.kill()
+        follower.communicate()
+        assert swapd("log", "-e", folder, "--since", "0s").stdout == ""
+    traced = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event["ph"] == "X" for event in traced)

@@ -104,6 +104,22 @@ def test_a_log_that_is_followed_goes_on(daemon: Running, how: signal.Signals) ->
     assert process.returncode == (0 if stopped else 1)
 
 
+def test_a_run_sums_up_both_daemons(
+    folder: Path, settings: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    home = folder / "swapd" / "host"
+    home.mkdir(parents=True, mode=0o700)
+    home.parent.chmod(0o700)
+    use = [sys.executable, str(Path(__file__).parents[1] / "programs" / "uses_swapd.py"), "end"]
+    upgrade = [sys.executable, "-m", "swapd", "upgrade"]
+    program = f"import subprocess as s\nfor words in {[use, upgrade, use]}: s.check_call(words)"
+    with ended(launched(home, "--config", str(settings))):
+        done = swapd("run", "--", sys.executable, "-c", program)
+    assert "swapd: host: 6 swaps, 72 MiB in and 0 B out; " in done.stderr
+
+
 def test_what_would_not_serve_is_refused_before_anything_ends(
     daemon: Running, settings: Path
 ) -> None:

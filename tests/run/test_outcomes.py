@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from swapd.core import Rules, actions, events
 from swapd.log.records import Record, Start
@@ -16,14 +17,19 @@ from swapd_client import InvalidArgument
 from swapd_client.session.endpoint import label_of
 
 MIB = 1 << 20
+#: Wall time at time 0 of the core's clock.
+UNIX = 1e9
 
 
 def records(*said: Any, begin: float) -> list[Record]:
-    kinds = ["event" if isinstance(item, events.Event) else "action" for item in said]
-    return [
-        Record(i, 0, begin + i, **{kind: item})
-        for i, (kind, item) in enumerate(zip(kinds, said, strict=True))
-    ]
+    """Records of these events and actions, a second apart."""
+    return [record(item, begin + i) for i, item in enumerate(said)]
+
+
+def record(item: Any, now: float) -> Record:
+    if isinstance(item, events.Event):
+        return Record(1, 0, UNIX + now, event=structs.replace(item, now=now))
+    return Record(1, 0, UNIX + now, action=item)
 
 
 def test_copies_are_of_the_stage_that_has_the_component_and_waits_of_the_one_that_asks() -> None:
@@ -88,17 +94,30 @@ def test_what_was_before_the_command_is_not_counted_but_its_memory_is() -> None:
         actions.Evict("a", 3, "room"),
         actions.Evicted("a", 3, 8 * MIB, 0),
     ]
-    said_at = [Record(1, 0, 99.0, start=Start("", "host", 8, 2 * MIB, Rules()))]
-    for i, item in enumerate(said, 2):
-        is_event = isinstance(item, events.Event)
-        record = (
-            Record(i, 0, 98.0 + i, event=item) if is_event else Record(i, 0, 98.0 + i, action=item)
-        )
-        said_at.append(record)
-    found = of_device(said_at, since=103.0)
+    start = Record(1, 0, UNIX, start=Start("", "host", 8, 2 * MIB, Rules()))
+    found = of_device([start, *records(*said, begin=100.0)], since=103.0)
     assert (found.swaps, found.bytes_in, found.waits, found.waited_s) == (1, 4 * MIB, 1, 0.25)
     assert (found.refusals, found.peak_bytes) == (1, 12 * MIB)
     assert str(found) == (
         "host: 1 swap, 4 MiB in and 0 B out; 1 request waited 250 ms, 1 refused; at most 12 MiB "
         "of 16 MiB used"
     )
+
+
+def test_a_daemon_in_the_place_of_another_is_counted_too() -> None:
+    start = Record(1, 0, UNIX, start=Start("", "host", 8, 2 * MIB, Rules()))
+    before, after = (
+        records(
+            events.SessionOpened(0.0, 1, label),
+            actions.MakeHostCopy(1, 1, "x", 8 * MIB, False),
+            actions.CopyIn(1, "x", 1, 8 * MIB, ((0, 4),), in_use=used),
+            events.CopiedIn(0.0, 1),
+            begin=begin,
+        )
+        for label, used, begin in (("a/worker", 6, 100.0), ("b/worker", 4, 200.0))
+    )
+    both = [start, *before, start, *after]
+    states = {name: StageState(StageSpec(name, command_of(["x"]), {}, Path())) for name in "ab"}
+    found = of_device(both, since=100.0)
+    assert (found.swaps, found.peak_bytes) == (2, 12 * MIB)
+    assert [one.swaps for one in of_stages(states, [both], since=100.0)] == [1, 1]
