@@ -219,8 +219,8 @@ def _check_alone(ways: Sequence[Way]) -> None:
         for wanted in way.plan.daemons:
             if there := joinable(wanted._replace(budget=0)):
                 raise SwapdError(
-                    f"a swapd serves {wanted.device} at {there}, and would be measured too: end it "
-                    f"first, with `swapd stop --endpoint {there}`"
+                    f"a swapd serves {wanted.device} at {there.folder}, and would be measured too: "
+                    f"end it first, with `swapd stop --endpoint {there.folder}`"
                 )
 
 

@@ -41,10 +41,11 @@ class RunPlan(NamedTuple):
 
     def show(self) -> None:
         for one in self.daemons:
-            there = joinable(one)
-            line = shlex.join(["swapd", *one.command[3:]])
-            what = f"joins the one at {there}" if there else line
-            say(f"{what}    # {size(one.budget)}: {one.why}")
+            if there := joinable(one):
+                say(f"joins the one at {there.folder}    # {size(there.budget)}: its own budget")
+            else:
+                line = shlex.join(["swapd", *one.command[3:]])
+                say(f"{line}    # {size(one.budget)}: {one.why}")
         for path, text in self.files.items():
             say(f"# {path}", "dim")
             typer.echo(text, nl=False)

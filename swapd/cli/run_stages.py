@@ -48,7 +48,7 @@ def run_stages(
 
 def say_serving(daemons: Sequence[ServingDaemon]) -> None:
     for one in daemons:
-        note(f"{one}, {size(one.wanted.budget)}")
+        note(f"{one}, {size(one.budget)}")
         if one.process is None and one.wanted.others:
             names = ", ".join(name for name, _ in one.wanted.others)
             of = f" of {one.wanted.file}" if one.wanted.file else ""

@@ -57,11 +57,17 @@ class DaemonSpec(NamedTuple):
         return dict(self.others).get("runtime_dir")
 
 
+class JoinableDaemon(NamedTuple):
+    folder: Path
+    budget: int
+
+
 class ServingDaemon(NamedTuple):
     """`process` is None if the daemon was joined."""
 
     wanted: DaemonSpec
     folder: Path
+    budget: int
     process: "subprocess.Popen[bytes] | None"
 
     def __str__(self) -> str:
@@ -69,8 +75,8 @@ class ServingDaemon(NamedTuple):
         return f"swapd on {self.wanted.device} at {self.folder} ({how})"
 
 
-def joinable(wanted: DaemonSpec) -> Path | None:
-    """Return the folder of this user's daemon on that device, if its budget is enough, or None.
+def joinable(wanted: DaemonSpec) -> JoinableDaemon | None:
+    """Return this user's daemon on that device, if its budget is enough, or None.
 
     On the host, which many daemons may share, only the daemon in the wanted folder counts. Raises:
     SwapdError if a daemon there has less, or larger chunks: two would not fit.
@@ -87,7 +93,7 @@ def joinable(wanted: DaemonSpec) -> Path | None:
             )
         needed = wanted.budget if wanted.least is None else wanted.least
         if status.budget_bytes >= needed:
-            return found.folder
+            return JoinableDaemon(found.folder, status.budget_bytes)
         less = size(status.budget_bytes).replace(" ", "")
         how = f'budget = "{less}" in {wanted.file}' if wanted.file else f"--budget {less}"
         raise SwapdError(
@@ -127,8 +133,8 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
     with ExitStack() as open_now:
         found = []
         for one in wanted:
-            if (folder := joinable(one)) is not None:
-                found.append(ServingDaemon(one, folder, None))
+            if (there := joinable(one)) is not None:
+                found.append(ServingDaemon(one, *there, None))
                 continue
             with _log(logs / f"{one.device.replace(':', '')}.log") as said:
                 process = started(
@@ -140,7 +146,7 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
                     preexec_fn=end_with_parent,
                 )
             open_now.callback(stop, process)
-            found.append(ServingDaemon(one, one.folder, process))
+            found.append(ServingDaemon(one, one.folder, one.budget, process))
         yield found
 
 

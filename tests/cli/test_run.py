@@ -130,12 +130,14 @@ def test_a_daemon_that_is_there_is_joined_and_stays(home: Path) -> None:
         assert "of 20 MiB used" in done.stderr
         assert daemon.process.poll() is None
         done = swapd("run", "--", sys.executable, PROGRAM, "end")  # nobody asked for a budget
-        assert f"swapd on host at {home} (joined)" in done.stderr
+        assert f"swapd on host at {home} (joined), 20 MiB\n" in done.stderr
+        (line, _) = swapd("run", "-n", "--", "true").stdout.splitlines()
+        assert line == f"joins the one at {home}    # 20 MiB: its own budget"
         said = swapd("run", "--budget", "1GiB", "--", "true", status=1).stderr
         assert f"the swapd at {home} has a budget of 20 MiB on host, and 1 GiB is needed" in said
         assert f"`swapd stop --endpoint {home}`, or give --budget 20MiB" in said
         planned = DaemonSpec("host", 16 * MIB, "the budget in the plan", chunk=2 * MIB)
-        assert joinable(planned) == home
+        assert joinable(planned) == (home, 20 * MIB)
         with pytest.raises(
             SwapdError, match="in chunks of 2 MiB, and the budget in the plan counts"
         ):

@@ -27,9 +27,10 @@ def records(*said: Any, begin: float) -> list[Record]:
 
 
 def record(item: Any, now: float) -> Record:
-    if isinstance(item, events.Event):
-        return Record(1, 0, UNIX + now, event=structs.replace(item, now=now))
-    return Record(1, 0, UNIX + now, action=item)
+    if not isinstance(item, events.Event):
+        return Record(1, 0, UNIX + now, action=item)
+    event: Any = structs.replace(item, now=now)
+    return Record(1, 0, UNIX + now, event=event)
 
 
 def test_copies_are_of_the_stage_that_has_the_component_and_waits_of_the_one_that_asks() -> None:
