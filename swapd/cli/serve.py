@@ -24,8 +24,9 @@ from swapd.cli.page import Page, open_page, reachable
 from swapd.daemon import host_copy_orders
 from swapd.daemon.daemon import Daemon
 from swapd.device import number_of, open_device
+from swapd.run import gpus
 from swapd.shared import runtime_dir, system
-from swapd.shared.config import Config, gpus_here, load, shown, usual_device
+from swapd.shared.config import Config, load, shown, usual_device
 from swapd.shared.extras import needed
 from swapd.shared.text import plain, plain_lines
 from swapd.shared.units import size
@@ -113,7 +114,7 @@ def serve(
     # its work may delay a start for long, so say what it does
     logging.getLogger(host_copy_orders.__name__).setLevel(logging.INFO)
     config = config and config.absolute()
-    read = partial(load, config, given, defaults={"device": _device})
+    read = partial(load, config, given, defaults={"device": usual})
     settings = read()
     if check:
         with needed("swapd serve"):
@@ -125,10 +126,10 @@ def serve(
         run(settings, read, sys.orig_argv)
 
 
-def _device() -> str:
+def usual() -> str:
     device = usual_device()
-    if (gpus := gpus_here()) > 1:
-        log.warning("of %d GPUs this serves %s; --device takes another", gpus, device)
+    if device != "host" and (there := gpus.count() or 0) > 1:
+        log.warning("of %d GPUs this serves %s; --device takes another", there, device)
     return device
 
 

@@ -24,7 +24,7 @@ from swapd.device.context import checked, device_names, load, uuid_of
 from swapd.device.host import Group
 from swapd.device.nvml import Nvml
 from swapd.shared import runtime_dir, vm
-from swapd.shared.config import GPU_CHUNK
+from swapd.shared.config import GPU_CHUNK, gpu_nodes
 from swapd.shared.fds import OwnedFd, peer_of
 from swapd.shared.runtime_dir import Folder
 from swapd.shared.units import size
@@ -242,11 +242,10 @@ _NEEDED = {
 
 
 def gpus() -> list[Check]:
-    nodes = sorted(Path("/dev").glob("nvidia[0-9]*"))
     try:
         api = load()
     except DeviceError as exc:
-        return [no_driver(nodes, str(exc))]
+        return [no_driver(gpu_nodes(), str(exc))]
     checks = [package("nvidia-ml-py", extra="cuda")]
     for index, name in enumerate(device_names(api)):
         checks += _gpu(api, index, name)

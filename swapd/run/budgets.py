@@ -10,7 +10,7 @@ from swapd.run import gpus
 from swapd.run.commands import Command, division_of, shards_of
 from swapd.run.daemons import DaemonSpec
 from swapd.run.servers import model_folder
-from swapd.shared.config import Config
+from swapd.shared.config import Config, usual_device
 from swapd.shared.units import size
 
 #: The rest of a GPU's free memory is for the workers' own allocations.
@@ -20,7 +20,7 @@ _ROUND_UP = 1.05
 
 
 def devices() -> list[str]:
-    return [f"cuda:{number}" for number in range(gpus.count() or 0)] or ["host"]
+    return [f"cuda:{number}" for number in range(gpus.count() or 0)] or [usual_device()]
 
 
 def wanted(
@@ -87,5 +87,7 @@ def free_on(device: str) -> int:
     with closing(gpus.nvml_of(device)) as nvml:
         if (memory := nvml.memory()) is None:
             why = nvml.missing or "NVML does not say"
-            raise PlanError(f"the free memory of {device} is unknown ({why}): give --budget")
+            raise PlanError(
+                f"the free memory of {device} is unknown ({why}): give --budget, or -d host"
+            )
         return int(memory.free)

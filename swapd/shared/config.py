@@ -362,20 +362,20 @@ def reconnect_s() -> float:
 
 
 def usual_device() -> str:
-    """Return the default device of `swapd serve`: a GPU that this process may use, else host."""
-    return "cuda:0" if gpus_here() else "host"
+    """Return the default device of `swapd serve`: a GPU that this process may use, else host.
+
+    By the driver's device files and $CUDA_VISIBLE_DEVICES, without the driver.
+    """
+    return "cuda:0" if gpu_nodes() and listed_gpus() != () else "host"
 
 
 def usual_folder() -> Path:
     return default_folder(usual_device())
 
 
-def gpus_here() -> int:
-    """Return the number of GPUs that this process may use, by the driver's device files and
-    $CUDA_VISIBLE_DEVICES."""
-    there = len([path for path in _DEVICES.glob("nvidia*") if path.name[6:].isdigit()])
-    listed = listed_gpus()
-    return there if listed is None or not there else len(listed)
+def gpu_nodes() -> list[Path]:
+    """Return the device files of the GPUs on this machine, or in this container."""
+    return sorted(path for path in _DEVICES.glob("nvidia*") if path.name[6:].isdigit())
 
 
 def listed_gpus() -> tuple[str, ...] | None:

@@ -14,8 +14,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from swapd.plan.advise import PlanError
+from swapd.run import budgets
 from swapd.run.commands import command_of, option, without
 from swapd.run.daemons import DaemonSpec, joinable
+from swapd.shared import config
 from swapd.shared.units import size
 from swapd_client.errors import SwapdError
 from tests.files import file_with
@@ -144,6 +147,17 @@ def test_a_daemon_that_is_there_is_joined_and_stays(home: Path) -> None:
             joinable(planned._replace(chunk=MIB))
     finally:
         daemon.stop()
+
+
+def test_without_a_driver_it_takes_the_device_that_swapd_serve_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(config, "_DEVICES", tmp_path)
+    monkeypatch.delenv(config.VISIBLE_VARIABLE, raising=False)
+    assert budgets.devices() == [config.usual_device()] == ["cuda:0"]
+    with pytest.raises(PlanError, match=r"free memory of cuda:0 is unknown .* or -d host"):
+        budgets.wanted([command_of(["true"])], [], None)
 
 
 def test_a_signal_that_is_ignored_as_under_nohup_is_not_passed_on(tmp_path: Path) -> None:

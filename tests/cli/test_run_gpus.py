@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from swapd.cli import serve
 from swapd.run import gpus
 from swapd.run.daemons import DaemonSpec
+from swapd.shared import config
 from swapd.shared.config import ConfigError, gpus_in, listed_gpus
 from tests import fakecuda
 
@@ -77,6 +79,20 @@ def test_a_daemon_is_on_the_gpu_that_its_stage_counts_and_its_folder_has_the_mac
     assert daemons("--", *voice("1")) == [found]
     done = swapd("run", "--", *voice("1"))
     assert done.stdout.startswith(f"{folder}/swapd/{found.partition(' in ')[2]} serve ")
+
+
+def test_a_daemon_of_the_first_of_several_gpus_says_so(
+    shows: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(config, "_DEVICES", tmp_path)
+    for listed in ("5", "3,5"):
+        shows(listed)
+        assert serve.usual() == "cuda:0"
+    assert caplog.messages == ["of 2 GPUs this serves cuda:0; --device takes another"]
 
 
 def test_a_gpu_has_every_name_that_swapd_serve_takes(
