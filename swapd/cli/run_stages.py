@@ -25,7 +25,8 @@ from swapd.shared.units import size
 from swapd_client.errors import SwapdError
 
 _LABEL = f"{OWN_LABEL}run"
-#: Longest wait for a list of components, before the next attempt.
+#: Longest wait for a daemon or its list of components, before the next attempt: meanwhile neither
+#: signals nor the ends of stages are seen.
 _ASKED_S = 1.0
 
 
@@ -116,11 +117,12 @@ def _up(
             return names if ready.answers(address) else ()
         found: set[str] = set()
         with suppress(SwapdError, OSError):
-            left = daemons[len(clients) :]
-            clients.extend(swapd_client.connect(one.folder, label=_LABEL) for one in left)
+            for one in daemons[len(clients) :]:
+                client = swapd_client.connect(one.folder, label=_LABEL, timeout=_ASKED_S)
+                clients.append(client)
         for client in clients:
             with suppress(SwapdError, OSError):
-                reply = client.status(timeout=_ASKED_S)
+                reply = client.status()
                 labels = {one.session: one.label for one in reply.sessions}
                 owners = [labels.get(component.session, "") for component in reply.components]
                 found |= {name for label in owners if (name := stage_of(label, names))}

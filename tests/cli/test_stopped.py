@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 
 import swapd_client
+from swapd.cli.run_stages import _up
+from swapd.run.daemons import DaemonSpec, ServingDaemon
 from swapd.shared import protocol, runtime_dir
 from swapd.shared.fds import send_packet
 from swapd_client import Timeout, connect_async
+from swapd_client.session.lifeline import ANSWER_S
 from tests.guarantees.harness import stop_process
 
 from .conftest import Running, environment, swapd
@@ -140,3 +144,14 @@ def test_a_question_to_a_stopped_daemon_ends_and_the_session_goes_on(daemon: Run
     assert client.status(timeout=60).loads == 0
     with client.acquire("a"):
         assert client.forecast("a", timeout=60).at_once
+
+
+def test_a_run_soon_goes_on_to_see_signals_and_stages_that_end(daemon: Running) -> None:
+    wanted = DaemonSpec("host", 1, "")
+    with (
+        stopped(daemon),
+        _up([ServingDaemon(wanted, daemon.folder, 1, None)], None) as registered,
+    ):
+        began = time.monotonic()
+        assert not registered(["stage"])
+        assert time.monotonic() - began < ANSWER_S / 3
