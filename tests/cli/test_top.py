@@ -17,6 +17,7 @@ from swapd.cli.live.app import Poller, TextScreen, Top
 from tests.contents import bytes_of
 
 from .conftest import MIB, Running, environment, serve, swapd
+from .test_stopped import stopped
 
 Size = tuple[int, int]
 SIZES = [(80, 24), (200, 50)]
@@ -150,28 +151,57 @@ def terminal() -> Iterator[tuple[int, int]]:
     os.close(leader)
 
 
-def test_it_runs_on_a_terminal_until_q(daemon: Running, terminal: tuple[int, int]) -> None:
+@pytest.fixture
+def shown(daemon: Running, terminal: tuple[int, int]) -> Iterator["subprocess.Popen[bytes]"]:
+    """`swapd top` on the terminal, once it shows the daemon's component dit."""
     daemon.client("painter", dit=4)
     leader, follower = terminal
-    process = subprocess.Popen(
-        [sys.executable, "-m", "swapd", "top", "-e", str(daemon.folder)],
+    with subprocess.Popen(
+        [sys.executable, "-m", "swapd", "top", "-e", str(daemon.folder), "--timeout", "600"],
         env=environment(NO_COLOR="1", TERM="xterm-256color", COLUMNS="80", LINES="24"),
         stdin=follower,
         stdout=follower,
         stderr=follower,
-    )
-    os.close(follower)
-    shown = b""
-    while b"painter" not in shown:
-        shown += os.read(leader, 65536)
-    os.write(leader, b"q")
+    ) as process:
+        os.close(follower)
+        _until(leader, b"painter")
+        yield process
+        process.kill()
+
+
+def _until(leader: int, word: bytes) -> None:
+    seen = b""
+    while word not in seen:
+        seen += os.read(leader, 65536)
+
+
+def _rest(leader: int) -> bytes:
+    seen = b""
     while True:
         try:
-            shown += os.read(leader, 65536)
+            seen += os.read(leader, 65536)
         except OSError:  # EIO: the process has left the terminal
-            break
-    assert process.wait(60) == 0
-    assert b"Traceback" not in shown
+            return seen
+
+
+def test_it_runs_on_a_terminal_until_q(
+    shown: "subprocess.Popen[bytes]", terminal: tuple[int, int]
+) -> None:
+    os.write(terminal[0], b"q")
+    assert b"Traceback" not in _rest(terminal[0])
+    assert shown.wait(60) == 0
+
+
+def test_it_ends_though_the_daemon_does_not_answer_a_key(
+    shown: "subprocess.Popen[bytes]", terminal: tuple[int, int], daemon: Running
+) -> None:
+    leader, _ = terminal
+    with stopped(daemon):
+        os.write(leader, b"p?")
+        _until(leader, b"its records, each under its cause")
+        os.write(leader, b"qq")
+        assert b"Traceback" not in _rest(leader)
+        assert shown.wait(60) == 0
 
 
 def test_it_says_what_it_lacks(daemon: Running, folder: Path) -> None:

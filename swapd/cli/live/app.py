@@ -5,11 +5,12 @@ A thread polls the daemon for its status and last records, and waits while no da
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from rich.text import Text
-from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -28,6 +29,8 @@ from swapd.shared.runtime_dir import RuntimeDirError
 from swapd.shared.text import plain, reason
 from swapd_client import Client
 from swapd_client.errors import NotRunning, SwapdError, Timeout
+
+T = TypeVar("T")
 
 LINES_MAX = 200
 #: Seconds between two requests for the status, or attempts to connect.
@@ -239,10 +242,9 @@ class Top(App[None]):
 
     def action_ask(self, what: str) -> None:
         if self.choice.selected:
-            self._ask_in_thread(self.choice.selected, what)
+            _in_thread(self._ask, self.choice.selected, what)
 
-    @work(thread=True)
-    def _ask_in_thread(self, name: str, what: str) -> None:
+    def _ask(self, name: str, what: str) -> None:
         client = self.poller.client
         if client is None:
             self._tell("no daemon is there to be asked", error=True)
@@ -258,15 +260,15 @@ class Top(App[None]):
 
     def _tell(self, text: str, *, error: bool = False) -> None:
         severity = "error" if error else "information"
-        self.call_from_thread(self.notify, text, severity=severity, markup=False)
+        with suppress(RuntimeError):  # the app has ended meanwhile
+            self.call_from_thread(self.notify, text, severity=severity, markup=False)
 
     def action_story(self) -> None:
         if self.choice.selected:
             path = Path(self.poller.view.status.swap_log)
-            self._story_in_thread(self.choice.selected, path)
+            _in_thread(self._show_story, self.choice.selected, path)
 
-    @work(thread=True, exclusive=True)
-    def _story_in_thread(self, name: str, log: Path) -> None:
+    def _show_story(self, name: str, log: Path) -> None:
         try:
             lines = list(story(last_run(read(log)), name))
         except (OSError, OtherSchema) as exc:
@@ -279,4 +281,11 @@ class Top(App[None]):
         if left_out > 0:
             lines = [lines[0], Text(f"... {left_out} lines before", "dim"), *lines[-_STORY_MAX:]]
         text = Text("\n").join(lines)
-        self.call_from_thread(self.push_screen, TextScreen(text))
+        with suppress(RuntimeError):
+            self.call_from_thread(self.push_screen, TextScreen(text))
+
+
+def _in_thread(do: Callable[[str, T], None], name: str, about: T) -> None:
+    """Run it in a thread for which the end of the program does not wait, as it would for a worker
+    of textual: a daemon that is stopped does not answer."""
+    threading.Thread(target=do, args=(name, about), name="swapd-top-key", daemon=True).start()
