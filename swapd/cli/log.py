@@ -239,7 +239,7 @@ def log(
     if follow:
         return follow_log(daemon, view, lines)
     _show(view, swap_log(daemon, file), lines, all_runs=all_runs)
-    _refuse_nothing(view, only.components)
+    _refuse_nothing(view, only)
 
 
 def _view(only: Filter, everything: bool, *, blocks: bool, json: bool) -> LogView:
@@ -259,10 +259,12 @@ def _show(view: LogView, path: Path, lines: int | None, *, all_runs: bool) -> No
         say_error(f"left out: {counted(left_out, 'record')}, which another version of swapd wrote")
 
 
-def _refuse_nothing(view: LogView, components: tuple[str, ...]) -> None:
+def _refuse_nothing(view: LogView, only: Filter) -> None:
     """Exit with 1 if no record is about the named components, as grep does."""
-    if components and not view.found:
-        say_error(f"no record is about {' or '.join(components)}; `swapd status` has names")
+    if only.components and not view.found:
+        which = "" if only == Filter(only.components) else " that the other options select"
+        names = " or ".join(only.components)
+        say_error(f"no record{which} is about {names}; `swapd status` has names")
         sys.exit(1)
 
 
