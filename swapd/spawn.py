@@ -64,6 +64,17 @@ def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Sp
             stop(process)
 
 
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Processes that this thread starts in the block hear no Ctrl-C of the terminal: this process
+    ends them, and its own Ctrl-C comes after the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def started(command: Sequence[str], errors: IO[bytes], **options: Any) -> "subprocess.Popen[bytes]":
     """Start a daemon, and block until it serves: until it writes a line. `options`: for `Popen`.
 

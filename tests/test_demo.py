@@ -1,6 +1,8 @@
 """The demo keeps its promises: real models, real processes, identical bits."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import wave
@@ -8,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from swapd.cli import INTERRUPTED
 from tests import forked
-from tests.cli.conftest import swapd
+from tests.cli.conftest import environment, start, swapd
+from tests.processes import line_of
 
 #: The imports of transformers for the demo's stages.
 STAGES = ("transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",)
@@ -55,3 +59,14 @@ def test_three_stages_that_do_not_fit_give_identical_bits(tmp_path: Path) -> Non
     with wave.open(str(wav)) as sound:
         assert sound.getframerate() == 24000
         assert any(sound.readframes(sound.getnframes()))
+
+
+def test_ctrl_c_ends_it_at_once_without_a_word(tmp_path: Path) -> None:
+    """The terminal sends it to all processes, while the stages import and build."""
+    words = ("demo", "--wav", str(tmp_path / "out.wav"))
+    demo = start(*words, start_new_session=True, env=environment(PYTHONUNBUFFERED="1"))
+    while not line_of(demo).startswith("Building "):
+        pass
+    os.killpg(demo.pid, signal.SIGINT)
+    _, said = demo.communicate(timeout=60)
+    assert (demo.returncode, said) == (INTERRUPTED, "")

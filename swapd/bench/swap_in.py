@@ -122,7 +122,8 @@ def peer(program: Callable[..., None], *about: object) -> Iterator[Connection]:
     spawned = multiprocessing.get_context("spawn")
     ours, theirs = spawned.Pipe()
     process = spawned.Process(target=program, args=(theirs, *about))
-    process.start()
+    with spawn.without_interrupts():
+        process.start()
     theirs.close()  # so that its end ends a wait for it
     try:
         yield ours

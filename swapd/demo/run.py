@@ -49,7 +49,8 @@ class StageProcess:
     def __init__(self, name: str, pool: ProcessPoolExecutor) -> None:
         self.name = name
         self.submit = pool.submit
-        self.building = pool.submit(worker.build, name)
+        with spawn.without_interrupts():  # the first call starts the process
+            self.building = pool.submit(worker.build, name)
 
     def answer(self, asked: Future[T]) -> T:
         """Raises: DemoError."""
@@ -123,7 +124,12 @@ def _rounds(
 def _workers() -> Iterator[list[StageProcess]]:
     spawned = multiprocessing.get_context("spawn")
     with ExitStack() as pools:
-        yield [
-            StageProcess(name, pools.enter_context(ProcessPoolExecutor(1, spawned)))
-            for name in ARCHITECTURES
-        ]
+        try:
+            yield [
+                StageProcess(name, pools.enter_context(ProcessPoolExecutor(1, spawned)))
+                for name in ARCHITECTURES
+            ]
+        except BaseException:  # a pool would wait for what its stage builds or computes
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
