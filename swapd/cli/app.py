@@ -41,7 +41,7 @@ Environment: SWAPD_ENDPOINT, the folder of a daemon; SWAPD_CONFIG, a file of set
 serve`; SWAPD_BUDGET and the like, its settings.
 
 Exit status: 0 for success; 1 for a failure, with the reason on stderr in one line; 2
-for a usage error; 130 after Ctrl-C.
+for a usage error; 130 after Ctrl-C, which ends `serve` and `top` in order, with 0.
 
 Examples: `swapd serve --device cuda:0 --budget 40GiB`; `swapd status`; `swapd log -f`; `swapd plan
 ./FLUX.1-dev --device-memory 24GiB`; `swapd stop`. Each command has --help of its own.
