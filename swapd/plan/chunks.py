@@ -6,6 +6,7 @@ number, so plans with both sizes are compared.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Literal, NamedTuple, TypeVar
 
 from swapd.plan.advise import DoesNotFit
@@ -52,17 +53,15 @@ def chosen(
 ) -> tuple[Plan, ChunkChoice]:
     """Plan daemons on GPUs, in chunks of `said` if given, else of the better size.
 
-    `plan_with` plans with this chunk size in bytes. Raises: DoesNotFit, if small chunks do not fit.
+    `plan_with` plans with this chunk size in bytes. Raises: DoesNotFit, if the default chunks do
+    not fit.
     """
     if isinstance(said, int):
         return plan_with(said), ChunkChoice(said, "as given")
-    small, ours = plan_with(GPU_CHUNK), f"chunks of {size(LARGE_CHUNK)}"
-    many = cost_of(small)
-    if gpu_chunk(max(many.budgets, default=SMALL_BUDGET), large=False) != GPU_CHUNK:
-        why = f"the default of --chunk for budgets under {size(SMALL_BUDGET)}"
-        return plan_with(HOST_CHUNK), ChunkChoice(HOST_CHUNK, why)
-    if said is None and isolation == "relaxed":
-        return small, ChunkChoice(GPU_CHUNK, "the default of --chunk on a GPU")
+    small, usual = _by_default(plan_with, cost_of)
+    if usual.nbytes == HOST_CHUNK or (said is None and isolation == "relaxed"):
+        return small, usual
+    many, ours = cost_of(small), f"chunks of {size(LARGE_CHUNK)}"
     if gpu_chunk(min(many.budgets, default=0), large=True) != LARGE_CHUNK:
         why = f"{ours} are for budgets over {size(LARGE_BUDGET)}"
         return small, ChunkChoice(GPU_CHUNK, why)
@@ -79,3 +78,30 @@ def chosen(
         return large, ChunkChoice(LARGE_CHUNK, f"a round takes {saved} less than in small ones")
     why = f"in {ours} a round would move {size(few.moved_bytes)}, and take no less"
     return small, ChunkChoice(GPU_CHUNK, why)
+
+
+def _by_default(
+    plan_with: Callable[[int], Plan], cost_of: Callable[[Plan], Cost]
+) -> tuple[Plan, ChunkChoice]:
+    """Plan in chunks of the default size, which is smaller for a small budget."""
+    try:
+        plan = plan_with(GPU_CHUNK)
+    except DoesNotFit as exc:
+        with suppress(DoesNotFit):
+            plan = plan_with(HOST_CHUNK)
+            if _is_small(cost_of(plan)):
+                return plan, _OF_SMALL
+        raise exc
+    if _is_small(cost_of(plan)):
+        return plan_with(HOST_CHUNK), _OF_SMALL
+    return plan, ChunkChoice(GPU_CHUNK, "the default of --chunk on a GPU")
+
+
+_OF_SMALL = ChunkChoice(
+    HOST_CHUNK, f"the default of --chunk for budgets under {size(SMALL_BUDGET)}"
+)
+
+
+def _is_small(cost: Cost) -> bool:
+    """Whether its daemons take small chunks: one size is for all, so the largest budget counts."""
+    return gpu_chunk(max(cost.budgets, default=SMALL_BUDGET), large=False) == HOST_CHUNK

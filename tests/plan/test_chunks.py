@@ -12,7 +12,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 
-def plans(small: Cost, large: Cost | None) -> dict[int, Cost | None]:
+def plans(small: Cost | None, large: Cost | None) -> dict[int, Cost | None]:
     return {GPU_CHUNK: small, LARGE_CHUNK: large}
 
 
@@ -105,3 +105,11 @@ def test_a_budget_under_1_gib_is_counted_in_the_chunks_that_its_daemon_takes() -
         assert why == "the default of --chunk for budgets under 1 GiB"
     several = Cost([GIB - GPU_CHUNK, 2 * GIB], 0, 0.0)
     assert choice(plans(several, None))[0] == GPU_CHUNK, "one size for all: the larger counts"
+
+
+def test_what_fits_in_the_chunks_of_a_small_budget_alone_is_planned() -> None:
+    under = Cost([512 * MIB], 0, 0.0)
+    assert choice({GPU_CHUNK: None, HOST_CHUNK: under})[0] == HOST_CHUNK
+    for over in Cost([GIB], 0, 0.0), None:
+        with pytest.raises(DoesNotFit):
+            choice({GPU_CHUNK: None, HOST_CHUNK: over})
