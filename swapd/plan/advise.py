@@ -21,6 +21,7 @@ from swapd.core.foresight import Candidate, victims
 from swapd.shared.config import GPU_CHUNK
 from swapd.shared.errors import UserError
 from swapd.shared.units import size
+from swapd.shared.vm import round_up
 
 #: Requests to skip, until the start state is forgotten, and to count.
 _WARM_UP = 3
@@ -167,10 +168,6 @@ def grouped(c: ModelComponent, chunk_bytes: int = CHUNK_BYTES) -> ModelComponent
     return msgspec.structs.replace(c, blocks=blocks, block_bytes=together * c.block_bytes)
 
 
-def in_chunks(nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    return -(-nbytes // chunk_bytes) * chunk_bytes
-
-
 def _rank(advice: Advice) -> tuple[float, int, int]:
     odd = sum(_WAYS.index(p.how) for p in advice.placements)
     return round(advice.request_s, 9), advice.moved_bytes, odd
@@ -201,7 +198,7 @@ def _place(
     kept = _blocks_kept(streamed, memory.room - taken, bytes_per_s, chunk_bytes)
     shares = {}
     for c, n in zip(streamed, kept, strict=True):
-        taken += n * in_chunks(c.block_bytes, chunk_bytes)
+        taken += n * round_up(c.block_bytes, chunk_bytes)
         shares[c.name] = min(c.rest_bytes + n * c.block_bytes, c.nbytes)
     placements = tuple(_placement(c, how, shares.get(c.name, 0), bytes_per_s) for c, how in treated)
     request_s = sum(p.request_s for p in placements)
@@ -211,15 +208,15 @@ def _place(
 
 def _staying(c: ModelComponent, how: How, chunk_bytes: int) -> int:
     nbytes = {"keep": c.nbytes, "stream": c.rest_bytes, "alternate": 0}[how]
-    return in_chunks(nbytes, chunk_bytes)
+    return round_up(nbytes, chunk_bytes)
 
 
 def _in_turn(c: ModelComponent, how: How, chunk_bytes: int) -> int:
     if how == "keep":
         return 0
     if how == "alternate":
-        return in_chunks(c.nbytes, chunk_bytes)
-    return SLOTS * in_chunks(c.block_bytes, chunk_bytes)
+        return round_up(c.nbytes, chunk_bytes)
+    return SLOTS * round_up(c.block_bytes, chunk_bytes)
 
 
 class _Blocks(NamedTuple):
@@ -233,7 +230,7 @@ class _Blocks(NamedTuple):
 
 def _blocks_of(c: ModelComponent, bytes_per_s: float, chunk_bytes: int) -> Iterable[_Blocks]:
     """Yield groups of `c`'s blocks by the waiting that keeping one block saves, the most first."""
-    taken, copied = in_chunks(c.block_bytes, chunk_bytes), c.passes * c.block_bytes
+    taken, copied = round_up(c.block_bytes, chunk_bytes), c.passes * c.block_bytes
     most = c.blocks - SLOTS
     waited = max(0.0, c.nbytes - c.rest_bytes - (c.compute_s or 0.0) * bytes_per_s)
     whole, part = divmod(waited, c.block_bytes)
@@ -300,5 +297,5 @@ def _too_much(components: Sequence[ModelComponent], memory: MemoryBudget, chunk_
         )
     rests = {c.name: c.rest_bytes for c in components if c.blocks > 1 and c.rest_bytes}
     terms += [f"the part of {name} in no block ({size(n)})" for name, n in rests.items()]
-    total = least[most.name] + sum(in_chunks(n, chunk_bytes) for n in rests.values())
+    total = least[most.name] + sum(round_up(n, chunk_bytes) for n in rests.values())
     return f"{memory}, and {' + '.join(terms)} = {size(total)} must fit there. It takes {instead}"

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from swapd.plan import kv
-from swapd.plan.advise import CHUNK_BYTES, SLOTS, ModelComponent, PlanError, grouped, in_chunks
+from swapd.plan.advise import CHUNK_BYTES, SLOTS, ModelComponent, PlanError, grouped
 from swapd.plan.demands import Demand, WeightGroup
 from swapd.plan.deploy import Deploy, DeployStage
 from swapd.plan.shares import USUAL_CACHE
 from swapd.plan.sizes import COMPONENTS, DITS, STAGES
 from swapd.shared.text import meant
 from swapd.shared.units import size
+from swapd.shared.vm import round_up
 from swapd_client.vllm.options import PART_CHUNKS, options_of
 
 #: Other names in checkpoints.
@@ -241,7 +242,7 @@ def _most(stage: DeployStage, cache: kv.KvCache) -> int | None:
 
 def _left_of(stage: DeployStage, room: int, own: int, cache: kv.KvCache | None, chunk: int) -> int:
     left = max(0, room - own) // chunk * chunk
-    least = in_chunks(kv.least_bytes(cache), chunk) if cache else chunk
+    least = round_up(kv.least_bytes(cache), chunk) if cache else chunk
     if left >= least:
         return left
     need, shorter = f"a KV cache takes {size(least)}", "a smaller max_num_batched_tokens"
@@ -359,7 +360,7 @@ def _of_pipeline(stage: DeployStage, c: ModelComponent, chunk: int) -> WeightGro
 
 
 def _streamed(stage: DeployStage, c: ModelComponent, stays: bool, chunk: int) -> WeightGroup:
-    block, rest = in_chunks(c.block_bytes, chunk), in_chunks(c.rest_bytes, chunk)
+    block, rest = round_up(c.block_bytes, chunk), round_up(c.rest_bytes, chunk)
     kept = 0
     if stage.offload.mode == "partial":
         kept = max(0, c.nbytes - stage.offload.offloaded_bytes - c.rest_bytes) // c.block_bytes

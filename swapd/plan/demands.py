@@ -7,9 +7,10 @@ import msgspec
 from msgspec.structs import replace
 
 from swapd.plan import kv
-from swapd.plan.advise import CHUNK_BYTES, in_chunks
+from swapd.plan.advise import CHUNK_BYTES
 from swapd.plan.omni import Kind
 from swapd.shared.units import size
+from swapd.shared.vm import round_up
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.window_size import number_of, slots_of
 
@@ -39,12 +40,12 @@ class WeightGroup(msgspec.Struct, frozen=True):
     def taken(self) -> int:
         if self.streamed:
             return self.taken_with(self.each - self.streamed + self.slots)
-        rest = in_chunks(self.nbytes - self.layers * self.layer_bytes, self.chunk)
+        rest = round_up(self.nbytes - self.layers * self.layer_bytes, self.chunk)
         return self.by_block or self.layers * self.layer_taken + rest
 
     def taken_with(self, layers: int) -> int:
-        rest = in_chunks(self.nbytes - self.each * self.each_bytes, self.chunk)
-        return rest + layers * in_chunks(self.each_bytes, self.chunk)
+        rest = round_up(self.nbytes - self.each * self.each_bytes, self.chunk)
+        return rest + layers * round_up(self.each_bytes, self.chunk)
 
     def streaming(self, options: Options, room: int) -> "WeightGroup":
         """Return this group with layers streamed by `options`, in `room` bytes of an arena.
@@ -52,7 +53,7 @@ class WeightGroup(msgspec.Struct, frozen=True):
         Raises: InvalidArgument.
         """
         layers, nbytes = self.each, self.each_bytes
-        room_for = (room - self.taken_with(0)) // in_chunks(nbytes, self.chunk)
+        room_for = (room - self.taken_with(0)) // round_up(nbytes, self.chunk)
         beside = self.nbytes - layers * nbytes
         number = number_of(options, self.name, layers, nbytes, beside, room_for)
         slots = slots_of(number, layers, room_for)
@@ -67,11 +68,11 @@ class WeightGroup(msgspec.Struct, frozen=True):
 
     @property
     def layer_taken(self) -> int:
-        return in_chunks(self.layer_bytes, self.chunk)
+        return round_up(self.layer_bytes, self.chunk)
 
     @property
     def at_least(self) -> int:
-        return self.taken if self.layers or self.streamed else in_chunks(self.least, self.chunk)
+        return self.taken if self.layers or self.streamed else round_up(self.least, self.chunk)
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,10 +105,10 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
     def cache_bytes(self, most: int = 0) -> int:
         """Return its KV cache in chunks: `most` bytes if useful, and at least `least_cache`."""
-        least = in_chunks(self.least_cache, self.chunk)
+        least = round_up(self.least_cache, self.chunk)
         if self.said or not least:
             return least
-        useful = most if self.most_cache is None else in_chunks(self.most_cache, self.chunk)
+        useful = most if self.most_cache is None else round_up(self.most_cache, self.chunk)
         return max(least, min(most, useful))
 
     @property

@@ -16,10 +16,11 @@ import msgspec
 from msgspec.structs import replace
 
 from swapd.plan import kv
-from swapd.plan.advise import DoesNotFit, in_chunks
+from swapd.plan.advise import DoesNotFit
 from swapd.plan.arena import SharedArena, chunk_of, largest_of
 from swapd.plan.demands import Demand, GpuFacts, StreamPoint, Term, points
 from swapd.shared.units import size
+from swapd.shared.vm import round_up
 
 _GIB = 1 << 30
 
@@ -344,7 +345,7 @@ def too_much(
 
 
 def _turn_in_words(claim: Demand) -> str:
-    cache, weights = in_chunks(claim.least_cache, claim.chunk), claim.turning(0)
+    cache, weights = round_up(claim.least_cache, claim.chunk), claim.turning(0)
     if not cache:
         return size(weights)
     of = ""
@@ -374,7 +375,7 @@ def _of_cache(largest: Demand, short: int) -> Iterator[str]:
     if largest.said and largest.least_cache:
         yield f"a smaller KV cache (--room {largest.name}=SIZE)"
     elif largest.cache and not largest.said:
-        least = in_chunks(largest.least_cache, largest.chunk)
+        least = round_up(largest.least_cache, largest.chunk)
         if (longest := kv.tokens_in(largest.cache, least + short)) > 0:
             yield f"max_model_len: {longest} or less for {largest.name}"
     if largest.least_cache and not largest.cache:

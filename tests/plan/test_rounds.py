@@ -5,8 +5,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swapd.plan.advise import CHUNK_BYTES, in_chunks
+from swapd.plan.advise import CHUNK_BYTES
 from swapd.plan.arena import Turn, by_layer_bytes, kept_bytes, whole_bytes
+from swapd.shared.vm import round_up
 
 MIB = 1 << 20
 
@@ -14,11 +15,11 @@ MIB = 1 << 20
 def turn(layers: int, layer: int, rest: int = 0, cache: int = 0) -> Turn:
     """A turn with so many layers of `layer` bytes, other weights, and a cache of whole chunks."""
     return Turn(
-        taken=layers * in_chunks(layer) + in_chunks(rest),
+        taken=layers * round_up(layer, CHUNK_BYTES) + round_up(rest, CHUNK_BYTES),
         copied=layers * layer + rest,
         cache=cache * CHUNK_BYTES,
         layers=layers,
-        layer_taken=in_chunks(layer),
+        layer_taken=round_up(layer, CHUNK_BYTES),
         layer_bytes=layer,
     )
 
