@@ -140,7 +140,7 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
                 process = started(
                     [*one.command, "--verbose"],
                     said,
-                    env=config.environment_of_a_daemon(),
+                    env=_environment(),
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the command: the daemon ends after it
                     preexec_fn=end_with_parent,
@@ -148,6 +148,14 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
             open_now.callback(stop, process)
             found.append(ServingDaemon(one, one.folder, one.budget, process))
         yield found
+
+
+def _environment() -> dict[str, str]:
+    """Return an environment without $SWAPD_LINGER, meant for daemons that clients start: between
+    two commands this one would end."""
+    environment = config.environment_of_a_daemon()
+    environment.pop(config.LINGER_VARIABLE, None)
+    return environment
 
 
 def _log(path: Path) -> BinaryIO:

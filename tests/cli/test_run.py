@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shlex
 import signal
 import stat
 import subprocess
@@ -92,6 +93,13 @@ use("talker")
     told = done.stderr.splitlines()[-1]
     assert told.startswith("swapd: host: 2 swaps, ")
     assert told.endswith("at most 12 MiB of 16 MiB used")
+
+
+def test_its_daemon_is_there_until_the_command_ends() -> None:
+    use = shlex.join([sys.executable, str(PROGRAM), "end"])
+    command = ("run", "--budget", "16MiB", "--", "sh", "-c", f"{use} && {use}")
+    done = swapd(*command, env=environment(SWAPD_LINGER="1ms"))  # of daemons that clients start
+    assert "swapd: host: 6 swaps, 72 MiB in and 0 B out; " in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
