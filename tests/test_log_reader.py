@@ -162,6 +162,19 @@ def test_a_log_that_begins_later_or_was_moved_or_emptied_goes_on(path: Path) -> 
     tail.close()
 
 
+def test_a_log_that_is_moved_elsewhere_after_a_rotation_is_not_read_again(path: Path) -> None:
+    append(path, ticks(1))
+    rotate(path)
+    append(path, ticks(2))
+    os.utime(path.with_name("log.1"), (1.0, 1.0))  # hours ago
+    tail = Tail(path)
+    assert numbers(tail.read()) == [1, 2]
+    path.rename(path.with_name("elsewhere"))
+    append(path, ticks(3))
+    assert numbers(tail.read()) == [3]
+    tail.close()
+
+
 def test_another_schema_is_told(path: Path) -> None:
     append(path, [started().replace(b'"schema":1', b'"schema":7'), *ticks(2)])
     tail = Tail(path)

@@ -98,11 +98,13 @@ class Tail:
         """Finish the current file; return whether the log goes on in another file, which is open
         then."""
         assert self._file is not None
-        own = os.fstat(self._file.fileno())
-        now, old = _inode(self._path), _inode(self._old)
-        if now == own.st_ino or now is None:
+        own, now, old = os.fstat(self._file.fileno()), _found(self._path), _found(self._old)
+        if now is None or now.st_ino == own.st_ino:
             return False
-        following = self._path if old in (own.st_ino, None) else self._old
+        following = self._path
+        # rotated twice; a file that was moved elsewhere leaves an older one there
+        if old is not None and old.st_ino != own.st_ino and old.st_mtime_ns >= own.st_mtime_ns:
+            following = self._old
         try:
             file = following.open("rb")
         except FileNotFoundError:
@@ -143,9 +145,9 @@ class Tail:
                 self._last, told = record.seq, 0
 
 
-def _inode(path: Path) -> int | None:
+def _found(path: Path) -> os.stat_result | None:
     try:
-        return path.stat().st_ino
+        return path.stat()
     except FileNotFoundError:
         return None
 

@@ -35,6 +35,7 @@ STAGE_VARIABLE = "SWAPD_STAGE"
 #: Whether clients do without swapd; and the daemon's device, which they then use.
 DISABLE_VARIABLE = "SWAPD_DISABLE"
 DEVICE_VARIABLE = "SWAPD_DEVICE"
+#: Of a setting: `swapd run` starts its daemons without.
 LINGER_VARIABLE = "SWAPD_LINGER"
 #: Where systemd listens for the daemon's state.
 NOTIFY_VARIABLE = "NOTIFY_SOCKET"
