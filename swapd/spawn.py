@@ -1,5 +1,6 @@
 """Starts a private daemon with a temporary folder, for demo, bench and tests."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -17,6 +18,10 @@ from swapd.shared.errors import UserError
 STOP_S = 20.0
 #: Most bytes to show of the output of a daemon that did not start.
 _SAID_BYTES = 4096
+
+_PR_SET_PDEATHSIG = 1
+#: Loaded here: loading a library in the forked child of a threaded process may deadlock.
+_libc = ctypes.CDLL(None)
 
 #: Arguments for Python; settings follow as flags.
 SERVE = ("-m", "swapd", "serve")
@@ -45,7 +50,7 @@ def environment() -> dict[str, str]:
 @contextmanager
 def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Spawned]:
     """Run `swapd serve`, or another `program` that takes its flags, with these settings until the
-    block ends.
+    block or this thread ends.
 
     Blocks until it serves. Raises: SpawnError with the daemon's error.
     """
@@ -57,11 +62,17 @@ def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Sp
         command = [sys.executable, *program]
         for name, value in settings.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
-        process = started(command, errors, env=environment())
+        process = started(command, errors, env=environment(), preexec_fn=end_with_parent)
         try:
             yield Spawned(Path(folder), process)
         finally:
             stop(process)
+
+
+def end_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process if its parent dies, or the thread of it that
+    started this process; call it in the child."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import wave
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,17 @@ def test_ctrl_c_ends_it_at_once_without_a_word(tmp_path: Path) -> None:
     os.killpg(demo.pid, signal.SIGINT)
     _, said = demo.communicate(timeout=60)
     assert (demo.returncode, said) == (INTERRUPTED, "")
+
+
+def test_nothing_of_it_outlives_it_if_it_is_killed(tmp_path: Path) -> None:
+    """As by `timeout` or a container that stops."""
+    words = ("demo", "--wav", str(tmp_path / "out.wav"))
+    demo = start(*words, start_new_session=True, env=environment(PYTHONUNBUFFERED="1"))
+    while not line_of(demo).startswith("First "):
+        pass
+    demo.kill()
+    demo.communicate(timeout=60)  # its stages have the output, too
+    with suppress(ProcessLookupError):
+        while True:  # until its daemon has ended
+            os.killpg(demo.pid, 0)
+            os.sched_yield()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swapd.run.child import end_with_parent
+from swapd.spawn import end_with_parent
 from tests import forked
 
 SHOWS = """

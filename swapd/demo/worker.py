@@ -9,11 +9,13 @@ from safetensors.torch import load, save
 
 import swapd_client
 from swapd.demo import stages
+from swapd.spawn import end_with_parent
 
 _here: dict[str, Any] = {}
 
 
 def build(stage: str) -> int:
+    end_with_parent()  # a pool's process waits for ever for one that was killed
     torch.set_num_threads(1)
     _here.update(stage=stage, module=stages.build(stage), client=None)
     return sum(one.numel() * one.element_size() for one in _here["module"].parameters())

@@ -1,6 +1,5 @@
 """Runs the command of `swapd run`: a child that gets its parent's signals."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from swapd.spawn import end_with_parent
 from swapd_client.errors import SwapdError
 
 #: A terminal itself sends these to its foreground group.
@@ -20,9 +20,6 @@ HARMLESS = (signal.SIGUSR1, signal.SIGUSR2)
 PASSED_ON = (*_BY_TERMINAL, signal.SIGTERM, signal.SIGHUP, *HARMLESS)
 #: A shell's status for a command that cannot run, that is missing, and that a signal has ended.
 CANNOT_RUN, NOT_FOUND, SIGNALLED = 126, 127, 128
-_PR_SET_PDEATHSIG = 1
-#: Loaded here: loading a library in the forked child of a threaded process may deadlock.
-_libc = ctypes.CDLL(None)
 
 
 class CannotRun(SwapdError):
@@ -109,11 +106,6 @@ def started(
         raise CannotRun(
             f"{words[0]!r} cannot be run: {exc.strerror}; is it an executable program?", CANNOT_RUN
         ) from exc
-
-
-def end_with_parent() -> None:
-    """Have the kernel send SIGTERM to this process if its parent dies; call it in the child."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _in_foreground() -> bool:

@@ -13,12 +13,11 @@ from typing import BinaryIO, NamedTuple
 
 import swapd_client
 from swapd.run import gpus
-from swapd.run.child import end_with_parent
 from swapd.shared import config, daemons
 from swapd.shared.daemons import RunningDaemon
 from swapd.shared.protocol import Status
 from swapd.shared.units import size
-from swapd.spawn import SpawnError, started, stop
+from swapd.spawn import SpawnError, end_with_parent, started, stop
 from swapd_client.errors import SwapdError
 
 ASKED_S = 10.0
