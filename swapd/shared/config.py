@@ -396,10 +396,12 @@ def gpus_in(listed: str) -> tuple[str, ...]:
 
 
 def hub_cache() -> Path:
+    """Return the folder of Hugging Face's cache; where a user has no home, one that does not
+    exist."""
     for variable, below in _HUB_CACHES:
         if said := os.environ.get(variable):  # noqa: TID251
-            return Path(os.path.expandvars(said)).expanduser() / below
-    return Path.home() / ".cache" / "huggingface" / "hub"
+            return Path(os.path.expanduser(os.path.expandvars(said))) / below
+    return Path(os.path.expanduser("~/.cache/huggingface/hub"))
 
 
 #: Variables that set this folder, the strongest first, and the subfolder of each.

@@ -1,6 +1,7 @@
 """A model is found by its id in the cache of Hugging Face, and nothing is downloaded."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,20 @@ def test_the_cache_is_where_hugging_face_keeps_it(
     assert hub.folder_of(MODEL) == made
     (found,) = sizes.of_path(sizes.found(MODEL))
     assert (found.name, found.nbytes) == ("Model-7B", 1 << 20)
+
+
+@pytest.mark.parametrize("value", ["~nobody-of-this-name/hub", None])
+def test_a_home_that_is_not_there_is_no_cache(
+    monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    """As of a user of a container that has no account there."""
+    if value is None:
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(os, "getuid", lambda: 1 << 31)
+    else:
+        monkeypatch.setenv("HF_HOME", value)
+    with pytest.raises(hub.NotInCache, match="~"):
+        hub.folder_of(MODEL)
 
 
 def test_the_library_finds_the_same_folder(tmp_path: Path) -> None:
