@@ -149,10 +149,12 @@ class Ago(NamedTuple):
 
 
 def _moment(text: str) -> float | Ago:
-    try:
+    with suppress(ValueError):
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+    try:
         return Ago(parse_span(text))
+    except ValueError as exc:
+        raise ValueError(f"{exc}, or a date and time like '2026-11-23 01:20'") from None
 
 
 def _unix(since: float | Ago | None, daemon: ChosenDaemon, file: Path | None) -> float:

@@ -198,7 +198,7 @@ def test_what_cannot_be_selected_says_what_can(tmp_path: Path, told: Told) -> No
     for words, says in (
         (("-k", "copied-in"), "did you mean copied_in"),
         (("--min-duration", "soon"), "write it like 50ms"),
-        (("--since", "yesterday"), "write it like 50ms"),
+        (("--since", "01:20"), "2h or 7d, or a date and time like '2026-11-23 01:20'"),
         (("dit", "-k", "evict"), "did you mean --component dit?"),
     ):
         said = swapd("log", *words, "--file", path, status=2).stderr
