@@ -33,10 +33,12 @@ class Life:
 
     def check(self) -> None:
         """Raise the reason if requests are no longer possible."""
+        if self.usable:
+            return
         self.check_process()
-        if self.error is not None:
-            # a kept traceback would keep the frames of all callers
-            raise self.error.with_traceback(None)
+        assert self.error is not None
+        # a kept traceback would keep the frames of all callers
+        raise self.error.with_traceback(None)
 
     def check_process(self) -> None:
         """Raise ClientClosed in a forked child, which has neither the memory nor the locks."""
