@@ -202,8 +202,9 @@ def deadline(timeout_s: float | None, now: float) -> float | None:
 
 def due(due_s: float, now: float) -> int:
     """Return the rank of an acquire by the time at which it is wanted: negative milliseconds. An
-    acquire that names no time has rank 0, behind all of these."""
-    return int(min((now + due_s) * 1e3 - protocol.NUMBER_MAX, -1))
+    acquire that names no time has rank 0, behind all of these; so has one that names infinity,
+    which a record of the swap log cannot hold."""
+    return 0 if due_s > _TIMEOUT_MAX_S else int(min((now + due_s) * 1e3 - protocol.NUMBER_MAX, -1))
 
 
 def content(request: protocol.Register | HostCopyFound) -> str:

@@ -1,5 +1,6 @@
 """Who needs no memory may go before others, and overtakes nobody more often than the rules say."""
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -172,6 +173,16 @@ def test_who_is_wanted_sooner_goes_first_and_then_who_came_first(make: Make) -> 
         w.settle()
         assert granted(w, [key]) == [True]
         held = key
+
+
+def test_infinity_is_no_time_at_which_it_is_wanted(make: Make) -> None:
+    """The swap log writes it as null, and a replay would decide otherwise."""
+    w, held, first = wait_for(make, residency_factor=0.0)
+    w.register(w.open(), "c", 10)
+    never = w.acquire(w.open(), "c", due=math.inf)
+    w.release(held)
+    w.settle()
+    assert granted(w, [first, never]) == [True, False]
 
 
 def test_who_is_behind_one_that_is_wanted_sooner_is_told_so(make: Make) -> None:
