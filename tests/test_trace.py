@@ -201,6 +201,26 @@ def test_a_load_that_was_stopped_ends_in_the_trace_too() -> None:
     assert copied == 3e6
 
 
+def test_after_a_copy_that_failed_it_is_where_it_was_before() -> None:
+    records = _records(
+        actions.CopyIn(1, "a", 1, MIB, ((0, 1),)),
+        events.CopyFailed(0.0, 1, "injected"),
+        actions.Lend(1, "workspace 1.2", 2, ((0, 1),)),
+        events.CopyFailed(0.0, 2, "injected"),
+        actions.Evict("b", 3, "room"),
+        actions.CopyOut(2, "b", 3, MIB, ((1, 1),)),
+        events.CopyFailed(0.0, 3, "injected"),
+        events.Tick(9.0),
+    )
+    spans = [(e["name"], e["ts"], e["dur"]) for e in trace(records) if e["ph"] == "X"]
+    assert spans == [
+        ("coming in", 0, 1e6),
+        ("being lent", 2e6, 1e6),
+        ("leaving", 4e6, 2e6),
+        ("on the device", 6e6, 1e6),
+    ]
+
+
 def test_only_what_was_not_over_by_then() -> None:
     records = _records(
         actions.CopyIn(1, "a", 1, MIB, ((0, 1),)),

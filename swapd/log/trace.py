@@ -84,7 +84,10 @@ class TraceBuilder:
                 yield from self._came_in(self._seen.order(e.generation))
             case events.Lent() | events.Reclaimed():
                 yield from self._lent(e, self._seen.order(e.generation))
-            case events.CopiedOut() | events.CopyFailed() | events.CopyStopped():
+            case events.CopyFailed():
+                yield from self._copied(e.generation)
+                yield from self._failed(self._seen.order(e.generation))
+            case events.CopiedOut() | events.CopyStopped():
                 yield from self._copied(e.generation)
             case events.DeviceDown():
                 yield self._mark(f"device down: {plain(e.why)}", COMPONENTS, 0, "g")
@@ -98,6 +101,13 @@ class TraceBuilder:
             yield from self._begins(order.name, "on the device", {})
             self._resident[order.name] = self._seen.sizes.get(order.name, 0)
             yield self._count()
+
+    def _failed(self, order: Slow | None) -> Iterator[Event]:
+        """After a failed save it is still there, after a failed load or loan it is nowhere."""
+        if isinstance(order, actions.CopyOut):
+            yield from self._begins(order.name, "on the device", {})
+        elif order is not None:
+            yield from self._ends(order.name)
 
     def _lent(self, e: events.Lent | events.Reclaimed, order: Slow | None) -> Iterator[Event]:
         if order is None:
