@@ -221,6 +221,23 @@ def test_after_a_copy_that_failed_it_is_where_it_was_before() -> None:
     ]
 
 
+def test_components_on_the_same_chunks_count_once() -> None:
+    runs = ((0, 1),)
+    records = _records(
+        events.SessionRequest(0.0, 1, Register(1, "a", MIB)),
+        events.SessionRequest(0.0, 2, Register(1, "b", MIB)),
+        actions.CopyIn(1, "a", 1, MIB, runs),
+        events.CopiedIn(0.0, 1),
+        actions.CopyIn(2, "b", 2, MIB, runs, joins="a"),
+        actions.Evict("a", 1, "joined"),
+        actions.Evicted("a", 1, MIB, 0),
+        events.CopiedIn(0.0, 2),
+        actions.Evicted("b", 2, MIB, 0),
+    )
+    counted = [e["args"]["bytes"] for e in trace(records) if e["ph"] == "C"]
+    assert counted == [MIB, MIB, MIB, 0]
+
+
 def test_only_what_was_not_over_by_then() -> None:
     records = _records(
         actions.CopyIn(1, "a", 1, MIB, ((0, 1),)),

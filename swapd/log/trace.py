@@ -14,6 +14,7 @@ import msgspec
 from swapd.core import actions, events
 from swapd.log.history import Seen, Slow, copied_bytes
 from swapd.log.records import Record
+from swapd.shared.protocol import Runs
 from swapd.shared.text import counted, plain
 
 Event = dict[str, Any]
@@ -41,7 +42,8 @@ class TraceBuilder:
         self._doing: dict[str, _TraceSpan] = {}
         self._leases: dict[tuple[int, int], _TraceSpan] = {}
         self._waits: dict[tuple[int, int], _TraceSpan] = {}
-        self._resident: dict[str, int] = {}
+        #: Chunks and bytes of each component on the device. Those with the same bytes share chunks.
+        self._resident: dict[str, tuple[Runs, int]] = {}
 
     def add(self, record: Record) -> Iterator[Event]:
         if self._zero is None:
@@ -99,8 +101,11 @@ class TraceBuilder:
     def _came_in(self, order: Slow | None) -> Iterator[Event]:
         if order is not None:
             yield from self._begins(order.name, "on the device", {})
-            self._resident[order.name] = self._seen.sizes.get(order.name, 0)
+            self._note_there(order)
             yield self._count()
+
+    def _note_there(self, order: Slow) -> None:
+        self._resident[order.name] = order.runs, self._seen.sizes.get(order.name, 0)
 
     def _failed(self, order: Slow | None) -> Iterator[Event]:
         """After a failed save it is still there, after a failed load or loan it is nowhere."""
@@ -127,6 +132,8 @@ class TraceBuilder:
         match a:
             case actions.CopyIn():
                 yield from self._begins(a.name, "coming in", {"bytes": a.nbytes})
+                if a.joins:  # its bytes are there already
+                    self._note_there(a)
             case actions.Lend():
                 yield from self._begins(a.name, "being lent", {})
             case actions.Reclaim():
@@ -232,7 +239,7 @@ class TraceBuilder:
         return {"ph": "i", "name": name, "pid": pid, "tid": tid, "ts": self._now, "s": scope}
 
     def _count(self) -> Event:
-        total = sum(self._resident.values())
+        total = sum(dict(self._resident.values()).values())
         args = {"bytes": total}
         return {"ph": "C", "name": "on the device", "pid": COPIES, "ts": self._now, "args": args}
 
