@@ -41,9 +41,11 @@ def on_prefetch(ledger: Ledger, session: int, asked: Prefetch) -> None:
 def _expect(
     ledger: Ledger, c: Component, over: tuple[str, ...] | None, until: float | None
 ) -> None:
+    if c.leases and not c.superseded:
+        return  # it is granted, which is the end of a prefetch
     ledger.prefetches[c.name] = over
-    _set_expected(ledger, c, not c.leases)
-    if c.expected and until is not None:
+    _set_expected(ledger, c, True)
+    if until is not None:
         ledger.expiries.set(c.name, until)
 
 

@@ -34,6 +34,7 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
         c.used, c.expected = True, False
         c.priority, c.last_agent = w.priority, hash(w.owner)
         ledger.expiries.drop(c.name)
+        ledger.prefetches.pop(c.name, None)
         if c.session == w.session and not c.workspace:
             c.mapped = True
             c.dirty = c.mutable

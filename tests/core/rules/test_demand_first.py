@@ -189,6 +189,27 @@ def test_a_prefetch_ends_before_there_is_room(make: Make, how: str) -> None:
     assert w.core.next_deadline() is None
 
 
+@pytest.mark.parametrize("how", ["expires", "is taken back", "is granted"])
+def test_a_prefetch_of_what_is_in_while_others_wait_ends_too(make: Make, how: str) -> None:
+    w = make(6)
+    s = w.open()
+    w.register(s, "guess", 6)
+    w.register(s, "other", 6)
+    held = w.use(s, "guess")
+    first = w.acquire(w.open(), "other")
+    w.prefetch(s, "guess", timeout=0.0 if how == "is taken back" else 5.0)
+    if how == "is granted":
+        again = w.acquire(s, "guess")
+        w.release(again)
+    w.release(held)
+    w.settle()
+    assert w.granted(first)
+    w.sleep(5.0 if how == "expires" else 1.0)
+    w.release(first)
+    assert w.state("guess") is State.ABSENT
+    assert w.core.next_deadline() is None
+
+
 def test_a_prefetch_that_has_ended_is_loaded_after_all_others(make: Make) -> None:
     w = make(20)
     s = w.open()
