@@ -42,23 +42,22 @@ class Guest(Protocol):
 class Guests:
     """All guests of a door, oldest first."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, stay_s: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._stay_s = stay_s
         self._here: dict[Guest, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
         return len(self._here)
 
     def enter(self, guest: Guest) -> None:
-        """Add a guest, and turn it out after `stay_s`."""
-        why = f"belonged to no session for {self._stay_s:g} s"
-        self._here[guest] = self._loop.call_later(self._stay_s, guest.turn_out, why)
+        """Add a guest, and turn it out after GUEST_S."""
+        why = f"belonged to no session for {GUEST_S:g} s"
+        self._here[guest] = self._loop.call_later(GUEST_S, guest.turn_out, why)
         if len(self._here) > fds.share(GUESTS_MAX, GUESTS_SHARE):
             self.make_room()
 
     def stay(self, guest: Guest) -> None:
-        """Let a guest stay beyond `stay_s`, until there are too many."""
+        """Let a guest stay beyond GUEST_S, until there are too many."""
         if guest in self._here:
             self._here[guest].cancel()
 

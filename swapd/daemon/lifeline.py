@@ -49,7 +49,6 @@ from swapd.shared.text import problem_with_text, reason
 
 log = logging.getLogger("swapd.daemon.lifeline")
 
-HELLO_S = 5.0
 #: A worker with so many unread packets gets no new host copies.
 UNREAD_MAX = 1024
 #: Host copies of earlier daemons that may wait for their Register; as many descriptors stay free.
@@ -326,7 +325,7 @@ class LifelineServer:
         self.on_unread = on_unread
         self._on_gone = on_gone
         self._lifelines: set[Lifeline] = set()
-        self._guests = Guests(loop, HELLO_S)
+        self._guests = Guests(loop)
         self._door = Door(
             path, socket.SOCK_SEQPACKET, loop, self._entered, self._guests.make_room, _refuse
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swapd.daemon import zmtp
-from swapd.daemon.door import GUEST_S, Door, Guests
+from swapd.daemon.door import Door, Guests
 
 log = logging.getLogger("swapd.daemon.peers")
 
@@ -232,7 +232,7 @@ class Peers(ABC):
         self._all: set[Peer] = set()
         #: Bytes of incomplete messages, of all peers.
         self._kept = 0
-        self._guests = Guests(loop, GUEST_S)
+        self._guests = Guests(loop)
         self._door = Door(path, socket.SOCK_STREAM, loop, self._entered, self._guests.make_room)
 
     @abstractmethod
