@@ -84,7 +84,7 @@ def on_follows(ledger: Ledger, session: int, asked: Follows) -> None:
     if any(f.session == OPERATOR or (asked.seen and not f.seen) for f in before):
         return ledger.accept(key)
     most = FOLLOWED_MAX // 2 if asked.seen else FOLLOWED_MAX
-    if len(ledger.followers) >= most and not before:
+    if asked.names and not before and len(ledger.followers) >= most:
         return ledger.refuse(
             key,
             "bad_request",

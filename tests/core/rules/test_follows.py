@@ -2,7 +2,7 @@
 
 import pytest
 
-from swapd.core.actions import Foresee, Foreseen
+from swapd.core.actions import Accept, Foresee, Foreseen
 from swapd.core.ahead import FOLLOWED_MAX
 from swapd.core.following import TRUSTED
 from swapd.shared.protocol import Release
@@ -244,6 +244,8 @@ def test_many_may_follow_and_no_more_than_the_table_holds(make: Make) -> None:
     for i in range(FOLLOWED_MAX):
         w.follows(s, "x", after=f"c{i}")
     assert "takes no more" in w.refusal(w.follows(s, "x", after="one more")).message
+    nothing = w.answer(w.follows(s, after="one more"))
+    assert isinstance(nothing, Accept), "there is nothing to take back"
     w.follows(s, "y", after="c0")
     w.follows(s, after="c1")
     w.follows(s, "x", after="one more")
