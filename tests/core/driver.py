@@ -291,7 +291,8 @@ def prefetch(w: World, choose: Choices) -> bool:
         return False
     names = sorted({*w.owner, *(f for n in w.owner if (f := w.part_of[n]))})
     over = choose.pick((None, (), (choose.pick(names),)))
-    w.prefetch(choose.pick(sorted(w.sessions)), choose.pick(names), over=over)
+    timeout = choose.pick((None, None, None, 0.0, 5.0))
+    w.prefetch(choose.pick(sorted(w.sessions)), choose.pick(names), over=over, timeout=timeout)
     return True
 
 
