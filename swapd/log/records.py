@@ -24,7 +24,7 @@ class OtherSchema(UserError):
 
     def __init__(self, found: int) -> None:
         self.found = found
-        what = f"in schema {found}" if found else "by a swapd before schemas were numbered"
+        what = f"in schema {found}" if found else "without the number of a schema"
         super().__init__(
             f"this swap log was written {what}, and this swapd reads schema {SCHEMA}: read it with "
             "the version that wrote it"
@@ -97,19 +97,10 @@ class _Begin(msgspec.Struct):
     count: int = 0
 
 
-class _Unnumbered(msgspec.Struct):
-    """Fields of records from before schemas had numbers."""
-
-    seq: int
-    cause: int
-    time: float
-
-
 _TIME = re.compile(rb'\{"seq":[0-9]{1,20},"t":([0-9]{1,20}(?:\.[0-9]{1,20})?),')
 _encoder = msgspec.json.Encoder()
 _begin = msgspec.json.Decoder(_Begin).decode
 _asked_head = msgspec.json.Decoder(AskedHead).decode
-_unnumbered = msgspec.json.Decoder(_Unnumbered).decode
 _start = msgspec.json.Decoder(Start).decode
 
 
@@ -173,12 +164,7 @@ def missed(before: bytes, count: int) -> bytes:
 def parse(line: bytes | str) -> Record:
     """Return the record of a line. Raises: OtherSchema; msgspec.MsgspecError, ValueError or
     RecursionError for a line that is no record."""
-    try:
-        head = _begin(line)
-    except msgspec.ValidationError:
-        if _is_unnumbered(line):
-            raise OtherSchema(0) from None
-        raise
+    head = _begin(line)
     seq, cause, time = head.seq, head.cause, head.t
     match head.type:
         case "event" if decoder := _REQUESTS.get(head.kind):
@@ -201,11 +187,3 @@ def _known(kinds: dict[str, msgspec.json.Decoder[Any]], kind: str) -> msgspec.js
     if kind not in kinds:
         raise msgspec.ValidationError(f"no kind of record: {kind!r}")
     return kinds[kind]
-
-
-def _is_unnumbered(line: bytes | str) -> bool:
-    try:
-        _unnumbered(line)
-    except msgspec.ValidationError:
-        return False
-    return True
