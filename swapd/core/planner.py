@@ -129,7 +129,7 @@ class Planner:
         use_s = eviction.usual_use_s(asked)
 
         def may_evict(c: Component) -> bool:
-            return may_go(head, c) and self._may_evict(c, w.priority, use_s)
+            return c.name not in head.names and self._may_evict(c, w.priority, use_s)
 
         return self._take_room(w, asked, may_evict)
 
@@ -325,10 +325,6 @@ def candidates(ledger: Ledger, head: Waiter) -> Iterator[Waiter]:
             continue
         if eviction.are_out(asked) and sum([c.chunks for c in asked]) <= left:
             yield w
-
-
-def may_go(head: Waiter, c: Component) -> bool:
-    return c.name not in head.names
 
 
 def _few(ledger: Ledger, w: Waiter) -> list[Component]:

@@ -11,6 +11,7 @@ from functools import partial
 
 from swapd.core import Residency, events
 from swapd.core.actions import Lend, Reclaim
+from swapd.core.chunks import count
 from swapd.core.events import CopyFailed, DeviceDown, DropAck, Dropping, Lent, Reclaimed
 from swapd.daemon.dispatch import Inbox
 from swapd.daemon.lifeline import Lifeline
@@ -243,8 +244,8 @@ class Lender:
                 runs, after_s = error.still, RETRY_FIRST_S
             longer = min(2 * after_s, RETRY_LAST_S)
             self._overdue[generation] = why = (
-                f"{order.name}: {size(self._nbytes(runs))} are not back yet; swapd asks again: "
-                f"{error}"
+                f"{order.name}: {size(count(runs) * self._device.chunk_bytes)} are not back yet; "
+                f"swapd asks again: {error}"
             )
             if after_s < longer == RETRY_LAST_S:
                 log.warning("%s", why)
@@ -262,9 +263,6 @@ class Lender:
         except DeviceError as exc:
             return exc
         return None
-
-    def _nbytes(self, runs: Runs) -> int:
-        return sum(n for _, n in runs) * self._device.chunk_bytes
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from swapd import __version__
 from swapd.core import Residency, events, explain, status
+from swapd.core.chunks import count
 from swapd.daemon.dispatch import Inbox
 from swapd.daemon.host_copies import NAME, HostCopies
 from swapd.daemon.lending import Lender, WorkerConnection
@@ -88,9 +89,7 @@ class Statuses:
         ledger, now = self._core.ledger, self._inbox.clock()
         records, lost = self._swap_log.counted()
         chunk = self._device.chunk_bytes
-        quarantined = sum(
-            n for held in ledger.quarantined.values() for runs in held for _, n in runs
-        )
+        quarantined = sum(count(runs) for held in ledger.quarantined.values() for runs in held)
         return protocol.Status(
             id=request,
             version=__version__,
