@@ -102,7 +102,8 @@ def worth(load_s: float, use_s: float) -> int:
 
     Each saves a load, but the head waits for all of them: at most a multiple of its load's time.
     """
-    return int(OVERTAKEN_LOADS * load_s / use_s) if use_s else NUMBER_MAX
+    # a worker may report uses so short that the quotient is infinite
+    return int(min(OVERTAKEN_LOADS * load_s / use_s, NUMBER_MAX)) if use_s else NUMBER_MAX
 
 
 def usual_s(before_s: float, last_s: float) -> float:

@@ -311,6 +311,21 @@ def test_nobody_is_overtaken_more_often_by_what_needs_its_memory(
     assert max(overtaken.values(), default=0) <= bound
 
 
+def test_uses_of_no_time_are_worth_as_many_as_the_rules_say(make: Make) -> None:
+    """A worker that says 2,500 times that its use ended before it began comes to that number."""
+    w = make(10, overtake=BOUND)
+    s = w.open()
+    w.register(s, "a", 10)
+    w.register(s, "b", 10)
+    first = w.acquire(s, "a")
+    w.sleep(1.0)
+    w.settle()
+    w.ledger.components["a"].use_s = math.ulp(0.0)
+    assert w.granted(first)
+    w.acquire(w.open(), "b")
+    assert granted(w, crowd(w, "a", BOUND + 1)) == [True] * BOUND + [False]
+
+
 def test_no_more_overtake_than_the_load_is_worth(make: Make) -> None:
     """A load takes 1 s, and a use 30 s: two uses are 60 loads."""
     w = make(10, residency_factor=0.0)
