@@ -280,10 +280,7 @@ def _grant(ledger: Ledger, w: Waiter) -> None:
 def _let_go_on(ledger: Ledger, w: Waiter) -> None:
     """Admit other waiters that may share what `w` was granted: of its agent, and those that take
     old bytes."""
-    for request in tuple(ledger.sessions[w.session].waiters):
-        other = ledger.queue.get((w.session, request))
-        if other is None or not other.queued or not (other.owner == w.owner or other.takes_old):
-            continue
+    for other in ledger.queue.beside(w):
         asked = ledger.named(other.names)
         if sharing.may_share(ledger, other, asked):
             ledger.replan = True
@@ -388,7 +385,7 @@ def refuse_deadlocked(ledger: Ledger) -> None:
     """
     while stuck := deadlock.deadlocked(ledger):
         if w := deadlock.that_could_take_old(ledger, stuck):
-            w.takes_old = True
+            ledger.queue.take_old(w)
             if sharing.may_share(ledger, w, ledger.named(w.names)):
                 admit(ledger, w)
             ledger.replan = True

@@ -82,6 +82,10 @@ class WaitQueue:
         self.queued: list[Waiter] = []
         #: The same, sorted by arrival.
         self._arrivals: list[Waiter] = []
+        #: The same by agent; those that take old bytes; and those for which `beside` is called.
+        self._of_agents: dict[Agent, dict[Key, Waiter]] = {}
+        self._taking_old: dict[Key, Waiter] = {}
+        self._granted: list[Waiter] = []
         #: Queued waiters whose agent held a lease when they were queued.
         self.holding: dict[Agent, dict[Key, Waiter]] = {}
         #: Queued waiters whose Waiting action the planner records, unless it admits them.
@@ -111,6 +115,29 @@ class WaitQueue:
         waiter.queued = True
         insort(self.queued, waiter, key=_order)
         insort(self._arrivals, waiter, key=_seq)
+        self._of_agents.setdefault(waiter.owner, {})[waiter.key] = waiter
+        if waiter.takes_old:
+            self._taking_old[waiter.key] = waiter
+
+    def take_old(self, waiter: Waiter) -> None:
+        """Let a queued waiter take the old bytes of updated components that its session holds."""
+        waiter.takes_old = True
+        self._taking_old[waiter.key] = waiter
+
+    def beside(self, waiter: Waiter) -> Iterator[Waiter]:
+        """Yield the queued waiters of its agent, and those of its session that take old bytes; then
+        those beside each waiter for which this is called meanwhile, where it yields none.
+
+        A grant may lead to the next one thousands of times.
+        """
+        self._granted.append(waiter)
+        if len(self._granted) > 1:
+            return
+        for one in self._granted:  # grows meanwhile
+            of_agent = self._of_agents.get(one.owner, {}).values()
+            old = (other for other in self._taking_old.values() if other.session == one.session)
+            yield from (other for other in [*of_agent, *old] if other.queued)
+        self._granted.clear()
 
     def push_holding(self, waiter: Waiter) -> None:
         """Note that the agent of this queued waiter holds a lease, so it may be in the way of
@@ -136,6 +163,8 @@ class WaitQueue:
             del self.queued[bisect_left(self.queued, waiter.order, key=_order)]
             del self._arrivals[bisect_left(self._arrivals, waiter.seq, key=_seq)]
             self.untold.pop(key, None)
+            self._taking_old.pop(key, None)
+            _drop(self._of_agents, waiter.owner, key)
             _drop(self.holding, waiter.owner, key)
         elif waiter.parked:
             waiter.parked = False

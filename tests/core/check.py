@@ -9,7 +9,7 @@ from typing import Any
 from swapd.core import sharing, twins
 from swapd.core.chunks import count
 from swapd.core.ledger import HITS_MAX, OTHERS, Ledger
-from swapd.core.records import OPERATOR, Agent, Component, Key
+from swapd.core.records import OPERATOR, Agent, Component, Key, Waiter
 from swapd.core.residency import Residency
 from swapd.core.states import State
 from swapd.shared.protocol import Runs
@@ -301,6 +301,12 @@ def _queue(ledger: Ledger) -> None:
     for w in queue.queued:
         shares = sharing.may_share(ledger, w, ledger.named(w.names))
         assert not shares, f"{w} waits for what it may have"
+    agents: dict[Agent, dict[Key, Waiter]] = {w.owner: {} for w in queue.queued}
+    for w in sorted(queue.queued, key=lambda w: w.seq):
+        agents[w.owner][w.key] = w
+    _same("by agent", queue._of_agents, agents)
+    _same("taking old", queue._taking_old, {w.key: w for w in queue.queued if w.takes_old})
+    assert not queue._granted, "a grant led to nothing more"
     parked = {(name, w.key) for w in queue if w.parked for name in w.asked}
     _same("parked", {(name, key) for name, some in queue.parked.items() for key in some}, parked)
 

@@ -311,6 +311,20 @@ def test_nobody_is_overtaken_more_often_by_what_needs_its_memory(
     assert max(overtaken.values(), default=0) <= bound
 
 
+def test_hundreds_of_one_agent_that_waited_are_granted_in_one_event(make: Make) -> None:
+    """Each may be what lets the next one go on; Python's stack has a thousand frames."""
+    w = make(10, overtake=0)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 10)
+    w.register(s, "b", 10)
+    w.use(s, "a")
+    head = w.acquire(w.open(), "b")
+    keys = [w.acquire(t, "a", agent=1) for _ in range(400)]
+    assert not w.granted(keys[0])
+    w.cancel(head)
+    assert all(granted(w, keys))
+
+
 def test_uses_of_no_time_are_worth_as_many_as_the_rules_say(make: Make) -> None:
     """A worker that says 2,500 times that its use ended before it began comes to that number."""
     w = make(10, overtake=BOUND)
