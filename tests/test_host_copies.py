@@ -14,6 +14,7 @@ from swapd.daemon import host_copies as module
 from swapd.daemon.host_copies import HostCopies, HostCopyError, T, Work
 from swapd.device import DeviceError
 from swapd.shared import vm
+from swapd.shared.fds import OwnedFd
 from tests.processes import output_of
 
 MIB = 1 << 20
@@ -98,6 +99,20 @@ def fill(fd: int, content: bytes) -> None:
 
 
 CONTENT = (bytes(i * i % 251 for i in range(251)) * (NBYTES // 251 + 1))[:NBYTES]
+
+
+# --- taken over --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("allocated", [NBYTES, NBYTES - 2 * vm.PAGE_BYTES, 0])
+def test_what_has_no_memory_is_no_host_copy_to_take_over(copies: Copies, allocated: int) -> None:
+    """The daemon would get it, and it might be more than the machine has."""
+    with OwnedFd(os.memfd_create("handed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)) as fd:
+        os.ftruncate(fd.fileno(), NBYTES)
+        if allocated:
+            os.posix_fallocate(fd.fileno(), 0, allocated)
+        fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        assert copies.is_adoptable(fd.fileno(), NBYTES) == (allocated == NBYTES)
 
 
 # --- make --------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def handing_back(fd: OwnedFd) -> Any:
 def handed_back() -> OwnedFd:
     """A host copy of an earlier daemon, whose worker has it still."""
     fd = OwnedFd(os.memfd_create("test", os.MFD_ALLOW_SEALING))
-    os.ftruncate(fd.fileno(), NBYTES)
+    os.posix_fallocate(fd.fileno(), 0, NBYTES)
     fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
     return fd
 

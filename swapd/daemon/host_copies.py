@@ -163,14 +163,16 @@ class HostCopies:
                 raise
 
     def is_adoptable(self, fd: int, nbytes: int) -> bool:
-        """Return whether `fd` is a memfd of that size to which no process can write. Does not
-        block."""
+        """Return whether `fd` is a memfd of that size, with memory for all of it, to which no
+        process can write. Does not block."""
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # first: fstat of a file on a disk may wait
-            has_size = os.fstat(fd).st_size == nbytes
+            found = os.fstat(fd)
         except OSError:
             return False
-        return has_size and seals & _ADOPTABLE == fcntl.F_SEAL_WRITE and self._device.read_only_pins
+        # reading a hole in `_map` would take memory that nobody has asked for
+        is_whole = found.st_size == nbytes <= found.st_blocks * 512
+        return is_whole and seals & _ADOPTABLE == fcntl.F_SEAL_WRITE and self._device.read_only_pins
 
     def make_empty(self, uid: int, nbytes: int) -> int:
         """Make a host copy without memory, to which no process can write. Return its descriptor.
