@@ -193,10 +193,15 @@ def that_could_take_old(ledger: Ledger, waiters: list[Waiter]) -> Waiter | None:
 
 
 def _held_chunks(ledger: Ledger, *more: Agent) -> int:
-    """Return an upper bound for the chunks held by waiting agents and by `more`."""
-    by_agent = ledger.holders.by_agent
-    agents = ledger.queue.holding.keys() | set(more)
-    return sum([by_agent[agent].chunks for agent in agents if agent in by_agent])
+    """Return an upper bound for the chunks held by waiting agents and by `more`: twins count each.
+
+    A component counts once, though thousands of tasks may hold it.
+    """
+    by_agent, held = ledger.holders.by_agent, dict[str, Component]()
+    for agent in ledger.queue.holding.keys() | set(more):
+        if agent in by_agent:
+            held.update(by_agent[agent].components)
+    return sum([c.chunks for c in held.values()])
 
 
 def _in_doubt(ledger: Ledger) -> list[Agent]:
