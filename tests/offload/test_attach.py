@@ -305,6 +305,7 @@ def test_attached_components_are_updated_by_their_own_state_dicts(client: Client
         ({"cpu_offload_enable": True}, "did you mean cpu_offload_enabled"),
         ({"wrap_methods": ["decod"]}, "wrap_methods: no component has a method 'decod'"),
         ({"wrap_methods": {"vae": ["decod"]}}, "wrap_methods: 'vae' has no method 'decod'"),
+        ({"wrap_methods": {"vae": "conv"}}, "wrap_methods: 'vae' has no method 'conv'"),
         ({"wrap_methods": {"unet": ["decode"]}}, "wrap_methods: no component is called 'unet'"),
         ({"blocks": "layers"}, "blocks names 'layers', and Sequential"),
         ({"extra_tensors": "window"}, "nothing is called 'window'"),

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -186,6 +187,42 @@ def test_a_method_that_the_instance_had_is_the_one_that_is_wrapped(client: Clien
         assert model.decode(X)[0] == "patched"
         assert leases(client) == {"vae": 0}
     assert model.decode is patched
+
+
+class Odd(nn.Module):
+    """Callables of its class that are no methods: of C, partial, a module, static."""
+
+    act: Any = torch.relu
+    clamped = partial(torch.clamp, max=4.0)
+    scaled = nn.Hardtanh(-2.0, 2.0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    @staticmethod
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @classmethod
+    def named(cls, x: torch.Tensor) -> tuple[str, torch.Tensor]:
+        return cls.__name__, x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.doubled(self.scaled(self.clamped(self.act(self.inner(x)))))
+        return self.named(x)[1]
+
+
+def test_callables_of_a_class_that_are_no_methods_stay_what_they_are(client: Client) -> None:
+    model, expected = computed(X, Odd)
+    with client.attach({"dit": model}):
+        assert_comes_back(client, model, X, expected, "dit")
+        assert model.scaled is Odd.scaled
+        assert model.clamped is Odd.clamped
+    named = ["act", "clamped", "scaled", "doubled", "named"]
+    with client.attach({"dit": model}, wrap_methods=named):
+        assert_comes_back(client, model, X, expected, "dit")
+    assert not vars(model).keys() & set(named)
 
 
 def test_a_parents_direct_reads_are_for_use(client: Client) -> None:

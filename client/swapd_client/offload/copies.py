@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from inspect import getattr_static
 from typing import Any
 
 import torch
@@ -179,6 +180,10 @@ class Method(Marker):
         self._run = run
         self.__name__ = name
         self._before = module.__dict__.get(name)
+        found = getattr_static(type(module), name, None)
+        #: Static and class methods do not get it, nor does a function of C.
+        never = isinstance(found, (staticmethod, classmethod))
+        self._gets_module = hasattr(found, "__get__") and not never
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None}
@@ -194,7 +199,9 @@ class Method(Marker):
         if self._before is not None:
             method: Callable[..., Any] = self._before
         else:
-            method = getattr(type(self._module), self.__name__).__get__(self._module)
+            method = getattr(type(self._module), self.__name__)
+            if self._gets_module:
+                method = method.__get__(self._module)
         return method
 
     @property

@@ -289,7 +289,8 @@ def methods_of(module: Module) -> Iterable[str]:
 def _is_method(name: str, value: object) -> bool:
     return (
         callable(value)
-        and not isinstance(value, (type, staticmethod, classmethod))
+        and hasattr(type(value), "__get__")  # else it does not get the module, and cannot read it
+        and not isinstance(value, (staticmethod, classmethod))
         and not name.startswith(("_", *_SWITCHES))
         and not hasattr(Module, name)
     )

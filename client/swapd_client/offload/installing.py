@@ -42,7 +42,7 @@ def methods_of(found: Sequence[ComponentModule], named: Methods) -> dict[str, li
     refuse_unknown("wrap_methods", given, modules)
     for name, wanted in given.items():
         for method in wanted:
-            if not callable(getattr(modules[name], method, None)):
+            if not _has(modules[name], method):
                 raise InvalidSource(f"wrap_methods: {name!r} has no method {method!r}")
     return {
         name: sorted({*hooks.methods_of(module), *given.get(name, ())})
@@ -52,12 +52,18 @@ def methods_of(found: Sequence[ComponentModule], named: Methods) -> dict[str, li
 
 def _having(modules: Mapping[str, Module], named: Sequence[str]) -> Mapping[str, Sequence[str]]:
     for method in named:
-        if not any(callable(getattr(module, method, None)) for module in modules.values()):
+        if not any(_has(module, method) for module in modules.values()):
             raise InvalidSource(f"wrap_methods: no component has a method {method!r}")
     return {
-        name: [method for method in named if callable(getattr(module, method, None))]
+        name: [method for method in named if _has(module, method)]
         for name, module in modules.items()
     }
+
+
+def _has(module: Module, method: str) -> bool:
+    """Whether the module itself or its class has the method; not its children, or a wrapped one."""
+    own = method in vars(module) or hasattr(type(module), method)
+    return own and callable(getattr(module, method))
 
 
 class Installer:
