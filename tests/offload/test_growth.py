@@ -10,7 +10,7 @@ from torch.nn.modules import module as torchs
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from swapd_client import Client, dropped
-from tests.offload.modules import WIDTH, Model, assert_comes_back, evict, seeded
+from tests.offload.modules import TOKENS, WIDTH, Encoder, Model, assert_comes_back, evict, seeded
 
 X = torch.ones(2, WIDTH)
 
@@ -67,6 +67,48 @@ def test_a_replaced_child_and_a_replaced_component_are_taken_in(
         evict(client, "transformer~2", "vae", "vae~2")
         assert torch.equal(model.transformer(X), expected[0])
         assert torch.equal(model.vae.decode(X), expected[1])
+
+
+def test_what_a_model_has_lost_is_private_and_may_be_called(client: Client) -> None:
+    model = seeded(Model)
+    with client.attach(model) as attachment, torch.inference_mode():
+        for _ in range(3):
+            lost, expected = model.transformer, model.transformer(X)
+            model.transformer = nn.Sequential(nn.Linear(WIDTH, WIDTH)).requires_grad_(False)
+            attachment.refresh()
+            evict(client)
+            assert torch.equal(lost(X), expected)
+            (last,) = {c.name for c in client.status().components} - {"text_encoder", "vae"}
+            assert last.startswith("transformer")
+        with client.acquire(last):
+            model.transformer = lost
+            attachment.refresh()
+        assert len(client.status().components) == 4, "one in use becomes private later"
+        attachment.refresh()
+        assert len(client.status().components) == 3
+
+
+def test_what_was_unregistered_by_hand_is_taken_in_again(client: Client) -> None:
+    model = seeded(Model)
+    with client.attach(model) as attachment, torch.inference_mode():
+        client.unregister("transformer")
+        attachment.refresh()
+        expected = model.transformer(X)
+        assert_comes_back(client, model.transformer, X, expected, "transformer~2")
+        attachment.refresh()
+
+
+def test_what_was_streamed_is_not_streamed_for_the_module_in_its_place(client: Client) -> None:
+    model = seeded(Model)
+    model.text_encoder = seeded(Encoder, 80)  # more than the device has
+    with client.attach(model, ["text_encoder"]) as attachment, torch.inference_mode():
+        assert "streamed in" in str(attachment)
+        model.text_encoder = seeded(Encoder)
+        expected = model(TOKENS)
+        attachment.refresh()
+        assert "streamed" not in str(attachment)
+        (only,) = client.status().components
+        assert_comes_back(client, model, TOKENS, expected, only.name)
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,7 @@ class _Attaching:
             install = partial(self._install, methods)
             self._register(hows)  # no interrupt comes before the next line
             to_its_end(install)  # weights without their hooks would be read without a lease
+            self._attachment.take_back_lost()
             self._refuse_what_never_fits(again=again)
         found = [one.name for one in self._found if not one.whole]
         stays = staying(find.modules_of(self._roots), found, self._owned.left)
@@ -233,9 +234,7 @@ class _Attaching:
         prefix = self._arguments.prefix
         called = prefix if prefix and name == self._whole else find.join(prefix, name)
         more = (f"{called}~{n}" for n in itertools.count(2))
-        while called in self._taken:
-            called = next(more)
-        return called
+        return next(one for one in itertools.chain([called], more) if one not in self._taken)
 
     def _hows(self) -> dict[str, Sharing]:
         """Return how each component shares the device.
@@ -337,6 +336,9 @@ class _Attaching:
         nbytes = sum(client.session.own(name).nbytes for name in names)
         all_of_it = ComponentHold(client, names)
         streamed = self._attachment.streamed.get(one.name)
+        if streamed is not None and set(names).isdisjoint(streamed.stream.everything):
+            streamed = None  # another module is there
+            del self._attachment.streamed[one.name]
         if streamed is None and (streamed := stream_of(client, one, names)) is not None:
             self._attachment.streamed[one.name] = streamed
         if streamed is None:

@@ -15,6 +15,7 @@ from swapd_client.covered import covered, to_its_end
 from swapd_client.dropped import await_given_back, when_collected
 from swapd_client.errors import (
     ClientClosed,
+    InUse,
     InvalidSource,
     SessionEnded,
     SwapdError,
@@ -237,8 +238,10 @@ class Attachment(AbstractContextManager["Attachment"]):
     def refresh(self) -> None:
         """Register parameters and modules that the model gained since it was attached.
 
-        They become further components ("dit~2"). No component of the model may be in use. Blocks
-        for the copies. Raises as `Client.attach`; then the new parameters stay private.
+        They become further components ("dit~2"). A component of which the model has lost all
+        parameters becomes private memory, unless it is on a GPU: then it waits for `detach`. No
+        component of the model may be in use. Blocks for the copies. Raises as `Client.attach`; then
+        the new parameters stay private.
         """
         await_given_back()
         with ONE_AT_A_TIME:
@@ -315,6 +318,21 @@ class Attachment(AbstractContextManager["Attachment"]):
                 "%s. client.unregister moves them to private memory",
                 ", ".join(names),
             )
+
+    def take_back_lost(self) -> None:
+        """Unregister what no module has any more: it may still be called, and has no hooks."""
+        if self._client.session.processor.memory_is_scarce:
+            return
+        used = {name for one in self._client.attachments for name in one._needed()}
+        for name in set(self.registered) - used - self._needed():
+            with suppress(InUse):  # it waits for the next time
+                if name in self._client.session.components:  # else by hand, or before an interrupt
+                    unregister(self._client.leasing, name)
+                self.registered.remove(name)
+
+    def _needed(self) -> set[str]:
+        streamed = (name for one in self.streamed.values() for name in one.stream.everything)
+        return {*self._left(), *streamed}
 
     def _take_back(self) -> None:
         while self.registered:
