@@ -111,6 +111,13 @@ def test_dit_and_encoders_exclude_each_other_and_the_vae_stays(client: Client) -
             }
 
 
+def test_one_encoder_alone_is_no_stream_of_its_family(client: Client) -> None:
+    model, expected = computed(TOKENS, Model)
+    with client.attach(model, enable_cpu_offload=True) as attachment:
+        assert "streamed" not in str(attachment)
+        assert torch.equal(model(TOKENS), expected)
+
+
 def test_nested_components_never_exclude_each_other(client: Client) -> None:
     model, expected = computed(TOKENS, Model)
     with client.attach(

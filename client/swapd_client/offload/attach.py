@@ -339,7 +339,8 @@ class _Attaching:
         if streamed is not None and set(names).isdisjoint(streamed.stream.everything):
             streamed = None  # another module is there
             del self._attachment.streamed[one.name]
-        if streamed is None and (streamed := stream_of(client, one, names)) is not None:
+        before = [name for name in names if name not in self._attachment.registered]
+        if streamed is None and (streamed := stream_of(client, one, before)) is not None:
             self._attachment.streamed[one.name] = streamed
         if streamed is None:
             return AttachedComponent(

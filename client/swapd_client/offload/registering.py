@@ -179,11 +179,12 @@ class Registration:
 def stream_of(
     client: AttachClient, one: ComponentModule, names: Sequence[str]
 ) -> StreamedComponent | None:
-    """Return how to stream a component that was registered or loaded as a family.
+    """Return how to stream a component that was registered or loaded as a family before `attach`.
 
-    `names`: its names in the daemon. Its blocks are the outermost modules whose tensors are all in
-    one part. Returns None if it is not one family, if it is compiled as one, or if a part has
-    tensors outside the blocks: no call would show when these are needed.
+    `names`: its names in the daemon, but those that `attach` registered. Its blocks are the
+    outermost modules whose tensors are all in one part. Returns None if it is not one family, if it
+    is compiled as one, or if a part has tensors outside the blocks: no call would show when these
+    are needed.
     """
     families = {client.session.own(name).part_of for name in names} - {""}
     if len(families) != 1:
