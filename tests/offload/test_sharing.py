@@ -113,6 +113,20 @@ def test_what_two_components_share_is_one_of_its_own_and_in_with_either(client: 
         assert model.b[1].weight is model.a[1].weight
 
 
+def test_what_dozens_of_components_share_has_a_name_of_its_own(client: Client) -> None:
+    first, second = linear().weight.requires_grad_(False), linear().weight.requires_grad_(False)
+    model = nn.ModuleList(linear().requires_grad_(False) for _ in range(40))
+    for layer in model:
+        layer.weight = first
+    for layer in model[:-1]:
+        layer.second = second
+    expected = model[7](X)
+    with client.attach({"model": model}) as attachment:
+        assert len(attachment.components) == 40
+        assert len(parts(client)) == 2
+        assert_comes_back(client, model[7], X, expected, *parts(client))
+
+
 def test_evicting_one_of_two_that_share_leaves_the_other_whole(client: Client) -> None:
     model = seeded(Shared)
     expected = model.b(X)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import chain
 from typing import Any
 
@@ -96,7 +97,7 @@ def _piece(
 ) -> TensorGroup:
     users = dict.fromkeys(user for one in cluster for user in one.users)
     holders = dict.fromkeys(owners.paths[id(one.holder)] for one in cluster if not one.users)
-    name = "+".join([*users, *holders])
+    name = _joined([*users, *holders])
     piece = result.pieces.setdefault(name, TensorGroup(name))
     # names as in the state dict of the component, or if shared, of the model
     prefix = inside.get(name, "")
@@ -104,6 +105,18 @@ def _piece(
     piece.tensors.update((one.path.removeprefix(prefix), one.tensor) for one in own)
     piece.nbytes += _nbytes(cluster)
     return piece
+
+
+#: The daemon has a limit, and a prefix may come before the name.
+_NAME_MAX_CHARS = 100
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Return the name of what these share, the same in each process; short if dozens share it."""
+    name = "+".join(names)
+    if len(names) == 1 or len(name) <= _NAME_MAX_CHARS:
+        return name
+    return f"{name[:_NAME_MAX_CHARS]}...{blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
 def _use(
