@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from swapd_client import Client, NotWhileAttached, SwapdError
+from swapd_client import Client, InvalidArgument, NotWhileAttached, SwapdError
 from swapd_client.offload.scope import here
 from tests.guarantees.harness import Daemon
 from tests.offload.modules import (
@@ -244,6 +244,10 @@ def test_a_parents_direct_reads_are_for_use(client: Client) -> None:
             attachment.use("dit")
         with pytest.raises(ValueError, match="this Linear"):
             attachment.use(nn.Linear(1, 1))
+        names: Any = ["text"]
+        for block in (attachment.use, attachment.edit):
+            with pytest.raises(InvalidArgument, match=r"\['text'\] is neither the name"):
+                block(names)
 
 
 def test_use_takes_several_at_once_or_none(client: Client) -> None:

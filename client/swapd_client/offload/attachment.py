@@ -16,6 +16,7 @@ from swapd_client.dropped import await_given_back, when_collected
 from swapd_client.errors import (
     ClientClosed,
     InUse,
+    InvalidArgument,
     InvalidSource,
     SessionEnded,
     SwapdError,
@@ -202,6 +203,11 @@ class Attachment(AbstractContextManager["Attachment"]):
     ) -> tuple[list[AttachedComponent], Holdable | None]:
         if isinstance(what, str):
             return self._called(what), None
+        if not isinstance(what, torch.nn.Module):
+            raise InvalidArgument(
+                f"{what!r} is neither the name of a component nor a module; give several as "
+                "arguments of their own"
+            )
         inside = set(what.modules())
         if within := [one for one in self.components.values() if one.module in inside]:
             return within, None
