@@ -18,6 +18,7 @@ from tests.offload.modules import (
     TOKENS,
     WIDTH,
     Encoder,
+    Model,
     assert_comes_back,
     computed,
     evict,
@@ -296,6 +297,27 @@ def test_what_is_registered_already_gets_hooks_only(client: Client) -> None:
         assert_comes_back(client, model, TOKENS, expected, "mine")
         assert attachment.components["text"].nbytes == parts(client)["mine"]
     assert list(parts(client)) == ["mine"]
+    client.unregister("mine")
+
+
+@pytest.mark.parametrize("by_parts", [False, True])
+def test_what_was_registered_with_components_is_loaded_for_modules_beside_them(
+    client: Client, by_parts: bool
+) -> None:
+    model, expected = computed(TOKENS, Model)
+    if by_parts:
+        rest = nn.ModuleList([model.vae, model.head])
+        parts = {"text": model.text_encoder, "dit": model.transformer, "rest": rest}
+        client.register_family("mine", parts)
+    else:
+        client.register("mine", model)
+    with client.attach({"model": model}) as attachment:
+        assert len(attachment.components) == 3
+        evict(client)
+        assert torch.equal(model(TOKENS), expected)
+        inner = model.vae.decode(model.transformer(model.text_encoder(TOKENS)))
+        evict(client)
+        assert torch.equal(model.head(inner), expected)
     client.unregister("mine")
 
 

@@ -157,7 +157,12 @@ class _Attaching:
         self._trained = self._trained_now()
         self._left_over = self._hooks_left_over()
         self._owned = ownership.own(
-            self._roots, self._found, extra=extra, client=client, trained=self._trained
+            self._roots,
+            self._found,
+            extra=extra,
+            client=client,
+            trained=self._trained,
+            serves_rest=wanted is None,
         )
         self._taken = self._names_taken()
         self._how = self._hows()

@@ -63,30 +63,45 @@ def own(
     extra: Mapping[str, torch.Tensor],
     client: AttachClient,
     trained: Collection[int] = (),
+    serves_rest: bool = False,
 ) -> Ownership:
     """Find the owners of each tensor: an inner component comes before an outer one.
 
     Tensors whose bytes overlap stay together; if several components use them, or a module in no
     component does, they become a piece of their own. `extra`: tensors that are no parameters, by
     path. Tensors in components of `client` stay there. `trained`: ids of parameters that stay
-    private, with all tensors that share their bytes. Raises: InvalidSource.
+    private, with all tensors that share their bytes. `serves_rest`: modules in no component may be
+    called like those in one, so what they have of a component, or family, of `client` that is used
+    here is loaded for them. Raises: InvalidSource.
     """
     owners = _Owners(roots, found)
     result = Ownership(made_of={one.name: {} for one in found})
     inside = {one.name: "" if one.whole else f"{one.name}." for one in found}
+    rest: list[tuple[RegisteredPart | None, list[_OwnedTensor]]] = []
     for cluster in _clusters(_tensors(owners, extra, trained)):
-        if not any(one.users for one in cluster):  # in no component
-            result.left[cluster[0].path] = _nbytes(cluster)
-            continue
         there = part_at(client, cluster[0].tensor)
+        if not any(one.users for one in cluster):  # in no component
+            rest.append((there, cluster))
+            continue
         if there is None and any(one.stays for one in cluster):
             result.trained_bytes += _nbytes(cluster)
             continue
         part = there.name if there else _piece(cluster, result, owners, inside)
         _use(part, cluster, result, owners)
+    names = {part for parts in result.made_of.values() for part in parts if isinstance(part, str)}
+    used = {_with_family(client.session.own(name)) for name in names if serves_rest}
+    for there, cluster in rest:
+        if there is not None and _with_family(there) in used:
+            _use(there.name, cluster, result, owners)
+        else:
+            result.left[cluster[0].path] = _nbytes(cluster)
     for piece in result.pieces.values():
         _check(piece, inside.get(piece.name, ""))
     return result
+
+
+def _with_family(part: RegisteredPart) -> str:
+    return part.part_of or part.name
 
 
 def _piece(
