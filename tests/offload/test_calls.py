@@ -347,6 +347,25 @@ class Recursive(nn.Module):
         return self(x, depth - 1) if depth else x
 
 
+def test_a_call_that_begins_while_another_thread_attaches_its_model_again_runs(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, expected = computed(X, Decoder)
+    attachment = client.attach({"vae": model})
+    take = client.leasing.take
+
+    def take_late(*args: Any) -> Any:
+        monkeypatch.undo()
+        attachment.detach()
+        try:
+            return take(*args)
+        finally:
+            client.attach({"vae": model})
+
+    monkeypatch.setattr(client.leasing, "take", take_late)
+    assert torch.equal(model(X), expected)
+
+
 def test_a_component_that_calls_itself_is_held_until_the_outermost_ends(client: Client) -> None:
     model, expected = computed(X, Recursive)
     with client.attach({"dit": model}) as attachment:

@@ -24,6 +24,7 @@ from swapd_client.covered import covered_block, to_its_end
 from swapd_client.dropped import give_back_later
 from swapd_client.errors import SessionEnded, SwapdError, UnknownComponent
 from swapd_client.lease import Lease
+from swapd_client.memory.part import Part
 from swapd_client.offload.lender import AttachClient
 from swapd_client.session.session import Session
 
@@ -102,14 +103,17 @@ class ComponentHold:
 
         Raises as `Client.acquire`.
         """
+        unknown: list[Part | None] | None = None
         while self.names:
             try:
                 return self.client.leasing.take(tuple(self.names))
             except UnknownComponent:
-                registered = self.registered()
-                if len(registered) == len(self.names):
+                components = self.client.session.components
+                parts = [components.get(name) for name in self.names]
+                if parts == unknown:
                     raise
-                self.names[:] = registered
+                unknown = parts  # not at once: another thread may just have attached the model anew
+                self.names[:] = [part.name for part in parts if part is not None]
         return None
 
     def is_before(self, held: "ComponentHold") -> None:
