@@ -66,7 +66,7 @@ def one(dtype: str = "U8", shape: object = (4,), offsets: object = (0, 4), **mor
         ([], b"", "Expected `object`"),
         ({"a": 1}, b"", "Expected `object`"),
         ({"a": {}}, b"", "dtype"),
-        (one("F7"), bytes(4), "dtype 'F7', which is not known"),
+        (one("F7"), bytes(4), "cannot be loaded: 'a' is of dtype 'F7'; known are BOOL, "),
         (one(shape=[-4]), bytes(4), ">= 0"),
         (one(shape=[2.5]), bytes(4), "int"),
         (one(shape=[2] * 100), bytes(4), "100 dimensions"),

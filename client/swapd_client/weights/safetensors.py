@@ -162,7 +162,10 @@ def _checked(file: File, begin: int, found: Mapping[str, _Tensor]) -> list[Store
     end = 0
     for name, tensor in sorted(found.items(), key=lambda item: item[1].data_offsets):
         if tensor.dtype not in ITEM_BYTES:
-            raise _bad(file.path, f"{name!r} is of dtype {tensor.dtype!r}, which is not known")
+            raise InvalidSource(
+                f"{file.path} cannot be loaded: {name!r} is of dtype {tensor.dtype!r}; known are "
+                f"{', '.join(ITEM_BYTES)}"
+            )
         if len(tensor.shape) > _DIMENSIONS_MAX:
             raise _bad(file.path, f"{name!r} has {len(tensor.shape)} dimensions")
         start, stop = tensor.data_offsets
