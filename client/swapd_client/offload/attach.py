@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from functools import partial
 from typing import Any
 
 import torch
@@ -220,19 +219,17 @@ class _Attaching:
             raise
 
     def run(self) -> None:
-        hows, methods = self._how, self._methods
-        if hows:
+        if self._how:
             again = bool(self._attachment.registered)
-            install = partial(self._install, methods)
-            self._register(hows)  # no interrupt comes before the next line
-            to_its_end(install)  # weights without their hooks would be read without a lease
+            self._register()  # no interrupt comes before the next line
+            to_its_end(self._install)  # weights without their hooks would be read without a lease
             self._attachment.take_back_lost()
             self._refuse_what_never_fits(again=again)
         found = [one.name for one in self._found if not one.whole]
         stays = staying(find.modules_of(self._roots), found, self._owned.left)
         self._attachment.summary = self._summary(stays)
         log.info("attached: %s", self._attachment)
-        if hows:
+        if self._how:
             self._warn(stays)
 
     def _called(self, name: str) -> str:
@@ -288,8 +285,8 @@ class _Attaching:
             if other != name
         )
 
-    def _register(self, hows: Mapping[str, Sharing]) -> None:
-        self._made = Registration(self._client, self._owned, hows, self._called, self._starts)
+    def _register(self) -> None:
+        self._made = Registration(self._client, self._owned, self._how, self._called, self._starts)
         self._made.run(self._found, self._trained, self._attachment.registered)
 
     def _names(self, parts: Iterable[ownership.Part]) -> list[str]:
@@ -297,7 +294,7 @@ class _Attaching:
         found = ([p] if isinstance(p, str) else names_of(p) for p in parts)
         return list(itertools.chain.from_iterable(found))
 
-    def _install(self, methods: Mapping[str, Sequence[str]]) -> None:
+    def _install(self) -> None:
         attachment = self._attachment
         for before in (*self._left_over, attachment):
             before._uninstall()
@@ -314,7 +311,7 @@ class _Attaching:
             installer.outside(module, self._names(parts))
         for one in attachment.components.values():
             if one.held is not None:
-                installer.component(one, methods[one.name])
+                installer.component(one, self._methods[one.name])
                 installer.guard(one)
         installer.around()
         tools.watch()
