@@ -110,7 +110,7 @@ def _disabled(function: _F) -> _F:
     disable: Any = torch.compiler.disable
     try:
         called: _F = disable(function, reason=_REASON)
-    except TypeError:  # torch before 2.7 takes no reason
+    except TypeError:  # torch before 2.8 takes no reason
         called = disable(function)
     return called
 
