@@ -77,9 +77,7 @@ def has_usual(paths: Iterable[str]) -> bool:
 
 
 def children_of(module: Module, path: str) -> Iterator[tuple[str, Module]]:
-    for name, child in module._modules.items():
-        if child is not None:
-            yield (f"{path}.{name}" if path else name), child
+    return ((f"{path}.{name}".lstrip("."), child) for name, child in module.named_children())
 
 
 def _sizes(module: Module, sizes: dict[int, int], seen: set[int]) -> int:
@@ -87,7 +85,7 @@ def _sizes(module: Module, sizes: dict[int, int], seen: set[int]) -> int:
     if id(module) in sizes:
         return 0
     nbytes = sum(_nbytes(p, seen) for p in module._parameters.values() if p is not None)
-    nbytes += sum(_sizes(child, sizes, seen) for _, child in children_of(module, ""))
+    nbytes += sum(_sizes(child, sizes, seen) for child in module.children())
     sizes[id(module)] = nbytes
     return nbytes
 
