@@ -107,6 +107,20 @@ def test_a_module_made_in_inference_mode_computes_there(client: Client, saved: P
         assert same(copies(module), copies(twin))
 
 
+def test_a_default_device_of_torch_is_not_that_of_bytes_to_read(
+    client: Client, saved: Path
+) -> None:
+    module, new = bare(), copies(net(1))
+    with torch.device("meta"):  # as torch.set_default_device("cuda")
+        client.load("net", saved, module)
+        client.load("cast", saved, dtype=torch.float64)
+    assert same(seen(client, "net", module), copies(net()))
+    assert same(dict(module.named_buffers()), dict(net().named_buffers()))
+    with torch.device("meta"):
+        client.update("net", new)
+    assert same(seen(client, "net", module), new)
+
+
 def test_a_buffer_that_was_one_repeated_number_is_loaded(client: Client, tmp_path: Path) -> None:
     save_file({"weight": torch.ones(2, 2), "scale": torch.arange(4.0)}, tmp_path / "x.safetensors")
     module = nn.Linear(2, 2, bias=False)

@@ -70,7 +70,7 @@ class PlacedTensors(Layout):
                 for name, value in values.items():
                     if value.numel():
                         one = placed[name]
-                        item = torch.empty(0, dtype=one.dtype)
+                        item = torch.empty(0, dtype=one.dtype, device="cpu")
                         item.set_(base, one.place // item.element_size(), one.shape, one.stride)
                         item.copy_(value)
 

@@ -313,7 +313,7 @@ def read(stored: Stored) -> torch.Tensor:
 
 
 def _read_items(stored: Stored, dtype: torch.dtype, at: int, nbytes: int) -> torch.Tensor:
-    items = torch.empty(nbytes // dtype.itemsize, dtype=dtype)
+    items = torch.empty(nbytes // dtype.itemsize, dtype=dtype, device="cpu")
     if nbytes:
         _read_into(vm.view(items.data_ptr(), nbytes), stored.file, stored.offset + at)
     return items
