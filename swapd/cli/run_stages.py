@@ -43,7 +43,8 @@ def run_stages(
     with closing(_output(found.stages)) as output, _up(daemons, address) as up:
         here = [one for one in daemons if one.process is not None]
         look = partial(_say_if_gone, here, folder, output)
-        runner = Runner(found.stages, environment_on(daemons), output, up, look)
+        pids = [one.process.pid for one in here if one.process is not None]
+        runner = Runner(found.stages, environment_on(daemons), output, up, look, pids)
         return runner.run(), runner
 
 

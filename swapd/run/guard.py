@@ -30,6 +30,10 @@ class GroupGuard:
             start_new_session=True,
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def watch(self, start: int) -> None:
         """Report a group, from its first process before it runs a program: later, `swapd run` could
         be killed in between. `start`: a number that no other start has."""

@@ -93,9 +93,11 @@ class Runner:
         output: Output,
         ready: Callable[[Collection[str]], Collection[str]],
         while_it_runs: Callable[[], None],
+        others: Collection[int] = (),
     ) -> None:
         """`ready(names)` returns which of these stages have registered a component, or answer;
-        called while stages wait for that. `while_it_runs`: called at least once a second."""
+        called while stages wait for that. `while_it_runs`: called at least once a second.
+        `others`: child processes whose ends the caller awaits."""
         self._specs = stages
         self.stages = Stages(stages)
         self._environment = environment
@@ -105,6 +107,7 @@ class Runner:
         self.signal: int | None = None
         self._children: dict[str, _Child] = {}
         self._guard = GroupGuard()
+        self._others = {*others, self._guard.pid}
         self._numbers = itertools.count()
         self._came: deque[int] = deque()
 
@@ -132,13 +135,14 @@ class Runner:
     def _step(self, now: float) -> None:
         while self._came:
             self._signal(self._came.popleft(), now)
-        for name, child in list(self._children.items()):
-            if child.is_over(now):
-                del self._children[name]
-                self._guard.forget(child.start)
-                self._output.ends(child.pipe)
-                assert child.status is not None
-                self._do(self.stages.ended(name, child.status, now))
+        over = [(name, child) for name, child in self._children.items() if child.is_over(now)]
+        self._reap_adopted()
+        for name, child in over:
+            del self._children[name]
+            self._guard.forget(child.start)
+            self._output.ends(child.pipe)
+            assert child.status is not None
+            self._do(self.stages.ended(name, child.status, now))
         if self._output.broken and not self.stages.stopping:  # a second call would kill them
             self._do(self.stages.stop(signal.SIGTERM, now))
         self._do(self.stages.tick(now))
@@ -146,6 +150,13 @@ class Runner:
             for name in self._ready(awaited):
                 self._do(self.stages.is_up(name, now))
         self._while_it_runs()
+
+    def _reap_adopted(self) -> None:
+        """Reap processes that have left the group of their stage, or they stay as zombies."""
+        ours = self._others.union(child.group for child in self._children.values())
+        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while (found := os.waitid(os.P_ALL, 0, look)) is not None and found.si_pid not in ours:
+            os.waitpid(found.si_pid, 0)
 
     def _signal(self, number: int, now: float) -> None:
         if number == signal.SIGCHLD:

@@ -219,6 +219,25 @@ def test_what_outlives_the_first_process_of_a_stage_is_told_to_end(
     assert process.returncode == 0, err
 
 
+def test_what_leaves_the_group_of_a_stage_is_reaped_when_it_has_ended(
+    started: Callable[..., "subprocess.Popen[str]"],
+) -> None:
+    leave = "setsid sleep 1000 >&- & echo $! | tee left"
+    ends = f"""if True:
+        import os, select, signal, subprocess
+        pid = int(subprocess.check_output(["sh", "-c", {leave!r}]))
+        left = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        select.select([left], [], [])
+    """
+    process = started(
+        stage("leaves", [sys.executable, "-c", ends], ready="ended"),
+        stage("looks", ["sh", "-c", "test ! -e /proc/$(cat left)"], after=["leaves"]),
+    )
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+
+
 def test_a_program_that_is_gone_when_it_is_to_start_has_failed(
     file: Callable[..., Path], tmp_path: Path
 ) -> None:
