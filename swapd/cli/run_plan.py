@@ -22,11 +22,11 @@ from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
 from swapd.plan.deploy import Deploy
 from swapd.run import budgets, gpus, servers
-from swapd.run.commands import DEPLOY_CONFIG, Command, component_of, option
+from swapd.run.commands import DEPLOY_CONFIG, Command, component_of, number_of, option
 from swapd.run.daemons import DaemonSpec, joinable
 from swapd.run.file import OF_ONE, DaemonTable, RunFile, StageSpec
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, gpu_number
-from swapd.shared.units import parse_size, size
+from swapd.shared.units import size
 
 _UTILIZATION = "--gpu-memory-utilization"
 _EAGER = "--enforce-eager"
@@ -297,7 +297,7 @@ def _server(stage: StageSpec, found: RunFile, totals: Mapping[int, int]) -> Plai
         raise PlanError(f"{stage.name}: say which model: its command has none after serve")
     try:
         if (said := option(words, _KV_CACHE)) is not None:
-            room = int(parse_size(said)) + kv.USUAL_BYTES["ar"]
+            room = number_of(said) + kv.USUAL_BYTES["ar"]
         elif (said := option(words, _UTILIZATION)) is not None:
             room = round(float(said) * min(totals[gpu] for gpu in on))
         else:

@@ -1,5 +1,6 @@
 """Tells the kind of a command line, and sets the options that make it use swapd. Pure."""
 
+import re
 from collections.abc import Sequence
 from math import prod
 from pathlib import PurePath
@@ -21,6 +22,7 @@ _SHARDS = ("--tensor-parallel-size", "-tp")
 _PIPELINE = ("--pipeline-parallel-size", "-pp")
 _SHARDS_MAX = 1024
 _ADDITIONAL = "--additional-config"
+_ROUND = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmgtKMGT])")
 
 
 class Command(NamedTuple):
@@ -59,10 +61,22 @@ def command_of(words: Sequence[str]) -> Command:
     if has_name and rest and rest[0].startswith("-") and option(rest, _MODEL):
         omni = [_OMNI] if _OMNI not in rest else []
         words = [program, "serve", *rest, *omni]
-    if (kind := _kind(words)) != "vllm-omni":
+    if (kind := _kind(words)) == "other":
         return Command(tuple(words), kind)
+    after = list(words).index("serve") + 1
+    words = (*words[:after], *map(_dashed, words[after:]))
+    if kind == "vllm":
+        return Command(words, kind)
     offload, left = asked.taken_off(words)
     return Command(left, kind, offload)
+
+
+def _dashed(word: str) -> str:
+    """Return a word as vLLM reads it, to which --max_model_len is --max-model-len."""
+    name, dot, rest = word.partition(".")
+    name, equals, value = name.partition("=")
+    dashed = name.replace("_", "-") if name.startswith("--") else name
+    return f"{dashed}{equals}{value}{dot}{rest}"
 
 
 def _kind(words: Sequence[str]) -> Kind:
@@ -108,6 +122,15 @@ def _size(command: Command, name: str, short: str) -> int:
     if not said.isdecimal() or not 0 < int(said) <= _SHARDS_MAX:
         raise ConfigError(f"{name} {said}: say a number of GPUs, 1 or more")
     return int(said)
+
+
+def number_of(said: str) -> int:
+    """Return a number as vLLM reads it: 4k is 4000, and 4K is 4096. Raises: ValueError."""
+    if (found := _ROUND.fullmatch(said.strip())) is None:
+        return int(said)
+    digits, unit = found.groups()
+    power = "kmgt".index(unit.lower()) + 1
+    return int(float(digits) * 1000**power) if unit.islower() else int(digits) * 1024**power
 
 
 def option(words: Sequence[str], name: str) -> str | None:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from swapd.run.commands import (
     additional_of,
     component_of,
     division_of,
+    number_of,
     option,
     shards_of,
     without,
@@ -38,7 +39,7 @@ _NUMBERS = (
 )
 _TEXTS = ("dtype", "kv_cache_dtype")
 #: Options for streaming layers, which swapd's worker takes as its own options.
-_STREAMING: Mapping[str, type] = {
+_STREAMING: Mapping[str, Callable[[str], float]] = {
     "cpu_offload_gb": float,
     "offload_group_size": int,
     "offload_num_in_group": int,
@@ -108,7 +109,7 @@ def as_stage(command: Command, on: Sequence[int]) -> dict[str, Any]:
     PlanError for an option that is not a number."""
     words, additional = command.words, additional_of(command)
     shards, pipeline = division_of(command)
-    numbers = {key: _number(words, key, int) for key in _NUMBERS}
+    numbers = {key: _number(words, key, number_of) for key in _NUMBERS}
     streaming = {key: _number(words, key, kind) for key, kind in _STREAMING.items()}
     ours = {key: value for key, value in streaming.items() if value}
     own = {"component": component_of(command), **ours, **additional.get(KEY, {})}
@@ -143,7 +144,7 @@ def _flag(key: str) -> str:
     return f"--{key.replace('_', '-')}"
 
 
-def _number(words: Sequence[str], key: str, kind: type) -> Any | None:
+def _number(words: Sequence[str], key: str, kind: Callable[[str], float]) -> float | None:
     said = option(words, _flag(key))
     try:
         return None if said in (None, "auto", "-1") else kind(said)

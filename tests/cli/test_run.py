@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from swapd.plan.advise import PlanError
 from swapd.run import budgets
-from swapd.run.commands import command_of, option, without
+from swapd.run.commands import command_of, number_of, option, without
 from swapd.run.daemons import DaemonSpec, joinable
 from swapd.shared import config
 from swapd.shared.units import size
@@ -330,6 +330,23 @@ def test_runs_that_start_in_one_second_keep_their_files_apart(tmp_path: Path) ->
 def test_commands_are_known_by_their_words(words: list[str], kind: str, model: str | None) -> None:
     command = command_of(words)
     assert (command.kind, command.model) == (kind, model)
+
+
+def test_numbers_are_read_as_vllm_reads_them() -> None:
+    texts = ("4096", "4k", "4K", "25.6k", "2M", "4G", "1.5g")
+    assert [*map(number_of, texts)] == [4096, 4000, 4096, 25600, 2 << 20, 4 << 30, 1_500_000_000]
+    for text in ("4GiB", "1.5G", "4 G", "many"):
+        with pytest.raises(ValueError, match="invalid literal"):
+            number_of(text)
+
+
+@pytest.mark.parametrize("program", ["vllm", "vllm-omni"])
+def test_options_of_a_server_may_have_underscores(program: str) -> None:
+    words = ["--max_model_len", "a_b", "--c_d=e_f.g_h", "--i_j.k_l=m_n", "-o_p"]
+    command = command_of([program, "serve", "m_m", *words])
+    after = ("--max-model-len", "a_b", "--c-d=e_f.g_h", "--i-j.k_l=m_n", "-o_p")
+    assert command.words == (program, "serve", "m_m", *after)
+    assert command_of(["python", "--q_r", *words]).words == ("python", "--q_r", *words)
 
 
 def test_options_are_found_and_replaced_however_they_are_written() -> None:

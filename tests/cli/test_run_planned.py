@@ -286,12 +286,18 @@ def test_a_server_of_plain_vllm_that_does_not_fit_streams_as_a_stage_would_and_s
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize(
+    ("offload", "cache"),
+    [
+        ("--cpu-offload-gb", f"--kv-cache-memory-bytes={4 * GIB}"),
+        ("--cpu_offload_gb", "--kv_cache_memory_bytes=4G"),  # vLLM reads these alike
+    ],
+)
 def test_its_own_flags_for_streaming_and_for_its_cache_count(
-    olmo: Callable[..., list[object]],
+    olmo: Callable[..., list[object]], offload: str, cache: str
 ) -> None:
-    cache = ("--kv-cache-memory-bytes", str(4 * GIB), "--enforce-eager")
     named = ("--additional-config", '{"swapd": {"component": "text"}, "other": 1}')
-    done = swapd(*olmo("16GiB", "--cpu-offload-gb", "8", *cache, *named))
+    done = swapd(*olmo("16GiB", offload, "8", cache, "--enforce-eager", *named))
     server = done.stdout.splitlines()[1]
     assert json.loads(option_of(server, "--additional-config") or "") == {
         "swapd": {"component": "text", "cpu_offload_gb": 8.0, "kv": "auto"},
