@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from swapd.shared.config import STAGE_VARIABLE
 from swapd_client.errors import SessionEnded
+from swapd_client.vllm.stage.connection import stage_in
 from swapd_client.vllm.stage.streaming import ChunkStreaming, staying
+from tests.plugin.test_stage import Scene
 
 MIB = 1 << 20
 
@@ -90,6 +93,24 @@ def test_it_does_not_give_way_so_early_to_who_does_nothing_with_its_chunks() -> 
     one.sent = {"a": 8}
     assert one.streaming.enough()
     assert Sender(after=()).streaming._next_waits(), "without a known next one, to all"
+
+
+@pytest.mark.parametrize("waits", ["omni/talker", "talker.tp1", "omni/talker.tp1"])
+def test_the_next_stage_may_have_ranks_and_be_in_a_run_of_stages(waits: str) -> None:
+    one = Sender()
+    one.waits = (waits,)
+    one.sent = {"a": 4}
+    assert one.streaming.enough()
+
+
+def test_the_label_of_a_session_tells_its_stage(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.connect("code2wav")
+    monkeypatch.setenv(STAGE_VARIABLE, "omni")
+    scene.connect("thinker.tp1")
+    labels = [one.label for one in scene.daemon.status().sessions]
+    assert {"code2wav", "thinker"} <= set(map(stage_in, labels)), labels
 
 
 def test_without_a_daemon_nobody_waits_and_nobody_stays() -> None:

@@ -11,7 +11,7 @@ from swapd_client.client import Client
 from swapd_client.errors import DaemonGone, NotRunning, OutOfMemory, SessionEnded, SwapdError
 from swapd_client.log import log
 from swapd_client.rejoining import refuse_another_device
-from swapd_client.vllm.ranks import Ranks
+from swapd_client.vllm.ranks import Ranks, stage_of
 
 #: Seconds for which a stage on a GPU waits for the next daemon before it goes alone: the private
 #: weights of all stages may not fit there.
@@ -26,6 +26,12 @@ def connect(folder: Path, stage: str) -> Client:
     """A stage does not reconnect: without a daemon it goes alone."""
     label = f"{stage}:{os.getpid()}"
     return swapd_client.connect(folder, label=label, faults=None, reconnect=0)
+
+
+def stage_in(label: str) -> str:
+    """Return the stage of a session of `connect`, also of a rank, and of a stage in `swapd run`:
+    the thinker of "omni/thinker.tp1:7"."""
+    return stage_of(label.rpartition(":")[0].rpartition("/")[2])
 
 
 def connect_to_start(folder: Path, stage: str) -> Client:

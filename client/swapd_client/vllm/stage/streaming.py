@@ -13,7 +13,7 @@ from contextlib import suppress
 from swapd.shared import vm
 from swapd.shared.protocol import Status
 from swapd_client.errors import SwapdError
-from swapd_client.vllm.stage.connection import Connection
+from swapd_client.vllm.stage.connection import Connection, stage_in
 
 #: Seconds without a step after which a stage has no step to take, even if there are chunks, which
 #: nothing fetches. Longer than a busy machine delays a thread.
@@ -139,9 +139,7 @@ class ChunkStreaming:
             return True
         with suppress(SwapdError):
             sessions = self._connection.client.status().sessions
-            return any(
-                one.waiting and one.label.rpartition(":")[0] in self._after for one in sessions
-            )
+            return any(one.waiting and stage_in(one.label) in self._after for one in sessions)
         return False
 
 
