@@ -14,7 +14,7 @@ from swapd.run.child import SIGNALLED
 from swapd.run.file import StageSpec
 from swapd.shared.units import seconds
 
-#: Pauses before restarts double, up to this.
+#: Pauses before restarts double, up to this, or to the first if that is longer.
 PAUSE_MAX_S = 60.0
 _DOUBLED_MAX = 20
 #: After running for so long, the next failure counts as the first.
@@ -201,8 +201,8 @@ class Stages:
         return told
 
     def _pause(self, state: StageState, how: str, now: float) -> Message:
-        twice = min(state.failures, _DOUBLED_MAX)
-        pause = min(PAUSE_MAX_S, state.stage.backoff_s * 2**twice)
+        twice, first = min(state.failures, _DOUBLED_MAX), state.stage.backoff_s
+        pause = min(max(PAUSE_MAX_S, first), first * 2**twice)
         state.failures += 1
         state.now, state.due = _Is.PAUSING, now + pause
         of = "" if state.stage.retries is None else f" of {state.stage.retries}"

@@ -95,6 +95,15 @@ def test_the_pause_grows_to_a_bound_and_the_others_go_on() -> None:
     assert made.states["a"].starts == 2001
 
 
+def test_a_first_pause_over_the_bound_is_every_pause() -> None:
+    made = running(stage("a", restart="on-failure", backoff_s=300.0))
+    for now in (0.0, 1000.0):
+        assert "it starts again in 5 min" in said(made.ended("a", 1, now))
+        assert made.due == now + 300.0
+        made.tick(now + 300.0)
+        made.started("a", now + 999.0)
+
+
 def test_it_is_said_why_and_when_it_starts_again() -> None:
     made = running(stage("a", restart="on-failure", retries=3, backoff_s=0.5))
     text = "a ended with status 137 (SIGKILL): it starts again in 500 ms (retry 1 of 3)"
