@@ -165,7 +165,7 @@ def _as_loaded(c: ModelComponent, path: Path, found: Deploy) -> ModelComponent:
     if stage is None or not path.is_dir():
         return c
     item = kv.item_bytes(stage.dtype, None)
-    loaded = checkpoint.nbytes_of(str(path), c.name, item) or c.nbytes
+    loaded = checkpoint.nbytes_of(path, c.name, item) or c.nbytes
     if not c.blocks:
         return msgspec.structs.replace(c, nbytes=loaded)
     block = c.block_bytes * min(loaded, c.nbytes) // c.nbytes

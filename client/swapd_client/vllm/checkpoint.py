@@ -3,6 +3,7 @@
 Imports neither torch nor vLLM: `swapd plan` uses it.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -19,25 +20,42 @@ _PREFIXES = {"code2wav": ("code2wav.", "token2wav.")}
 BORROWED = {("qwen2_5_omni", "talker"): ("thinker.model.embed_tokens",)}
 
 
-def nbytes_of(model: str, stage: str, item_bytes: int = 0) -> int | None:
-    """None: unknown. `item_bytes`: size of the model's dtype, to which vLLM casts floats."""
-    if (tensors := tensors_of(model, stage)) is None:
+def folder_of(model: str, revision: str | None = None, cache: str | None = None) -> Path | None:
+    """Return the folder of a model; None: it is an id that is not in Hugging Face's cache.
+
+    `revision`: of an id. `cache`: the cache in place of the usual one.
+    """
+    if (folder := Path(model)).is_dir():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(model, "config.json", cache_dir=cache, revision=revision)
+    except HFValidationError:
         return None
-    cast = CAST if item_bytes else ()
-    return sum(prod(one.shape) * item_bytes if one.dtype in cast else one.nbytes for one in tensors)
+    return Path(config).parent if isinstance(config, str) else None
 
 
-def tensors_of(model: str, stage: str) -> list[Stored] | None:
-    """Return a stage's tensors, with borrowed ones; all if none has its prefix; None if unknown."""
-    folder = Path(model) if Path(model).is_dir() else _cached(model)
-    if folder is None:
-        return None
+def nbytes_of(folder: Path, stage: str, item_bytes: int = 0) -> int | None:
+    """Return the bytes of a stage's tensors, with borrowed ones; of all if none has its prefix.
+
+    None: unknown. `item_bytes`: size of the model's dtype, to which vLLM casts floats.
+    """
     try:
         with safetensors.open_all(folder) as found:
             tensors = found
     except InvalidSource as exc:
-        log.debug("the bytes that %s loads are unknown: %s", stage or model, exc)
+        log.debug("the bytes that %s loads are unknown: %s", stage or folder, exc)
         return None
+    cast = CAST if item_bytes else ()
+    return sum(
+        prod(one.shape) * item_bytes if one.dtype in cast else one.nbytes
+        for one in _of_stage(tensors, folder, stage)
+    )
+
+
+def _of_stage(tensors: Mapping[str, Stored], folder: Path, stage: str) -> list[Stored]:
     if not any(name.startswith(prefixes_of("", stage)) for name in tensors):
         return list(tensors.values())
     prefixes = prefixes_of(_type_of(folder), stage)
@@ -54,14 +72,3 @@ def _type_of(folder: Path) -> str:
         config = read_json(folder / "config.json")
         return str(config.get("model_type")) if isinstance(config, dict) else ""
     return ""
-
-
-def _cached(model: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        config = try_to_load_from_cache(model, "config.json")
-    except HFValidationError:
-        return None
-    return Path(config).parent if isinstance(config, str) else None

@@ -6,7 +6,6 @@ vllm-omni puts it before its own worker class in the MRO.
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -203,10 +202,11 @@ def _load_bytes(config: Any, options: Options) -> int | None:
     """None: the files do not tell. Each component has a folder of its own."""
     if options.load_workspace is not None:
         return options.load_workspace
-    folder = Path(config.model)
+    if (folder := checkpoint.folder_of(config.model, config.revision)) is None:
+        return None
     if not (folder / "model_index.json").is_file():
-        nbytes = checkpoint.nbytes_of(config.model, "")
+        nbytes = checkpoint.nbytes_of(folder, "")
     else:
         parts = [path for path in folder.iterdir() if path.is_dir()]
-        nbytes = sum(checkpoint.nbytes_of(str(path), "") or 0 for path in parts) or None
+        nbytes = sum(checkpoint.nbytes_of(path, "") or 0 for path in parts) or None
     return None if nbytes is None else -(-nbytes // config.parallel_config.tensor_parallel_size)

@@ -271,12 +271,15 @@ class WorkerStart(_Above):  # type: ignore[misc]
         return f"{name}.tp{self.rank}" if ranks_of(parallel) > 1 else str(name)
 
     def _read_bytes(self) -> int | None:
-        config = self.vllm_config
-        if config.load_config.load_format not in ("auto", "safetensors"):
+        if self.vllm_config.load_config.load_format not in ("auto", "safetensors"):
             return None
-        stage = str(getattr(self.model_config, "model_stage", None) or "")
-        item_bytes = self.model_config.dtype.itemsize
-        return checkpoint.nbytes_of(self.model_config.model, stage, item_bytes)
+        return self._bytes_in_files(self.model_config.dtype.itemsize)
+
+    def _bytes_in_files(self, item_bytes: int = 0) -> int | None:
+        config, cache = self.model_config, self.vllm_config.load_config.download_dir
+        folder = checkpoint.folder_of(config.model, config.revision, cache)
+        stage = str(getattr(config, "model_stage", None) or "")
+        return None if folder is None else checkpoint.nbytes_of(folder, stage, item_bytes)
 
     def _cache_bytes(self) -> int:
         private = self._swapd.options.kv == "private"
@@ -285,8 +288,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
     def _load_bytes(self, options: Options) -> int | None:
         if options.load_workspace is not None:
             return options.load_workspace
-        stage = str(getattr(self.model_config, "model_stage", None) or "")
-        nbytes = checkpoint.nbytes_of(self.model_config.model, stage)
+        nbytes = self._bytes_in_files()
         # ranks of a pipeline do not divide: one may have most of the bytes, as those of the
         # vocabulary
         ranks = self.parallel_config.tensor_parallel_size
