@@ -327,6 +327,28 @@ def test_a_stage_with_requests_in_every_step_comes_back_between_two(lives: Lives
     assert daemon.status().evictions >= 1
 
 
+def test_what_a_stage_has_written_alone_to_its_cache_comes_back_with_it(lives: Lives) -> None:
+    stage, model = lives.stage("thinker", finish_within_s=0)
+    cache = stage.memory.lend_cache(MIB, KvTerms("auto", prefixes=False, layers=[Layer(0, 1024)]))
+    assert stage.components.cache is not None
+    step(stage, model)  # no request is in flight, so nothing of the cache is saved
+    stage.client.evict("thinker.kv")
+    while not stage.components.cache.component.lost:
+        pass
+    ended = gone(stage)
+    lives.daemon.kill()
+    assert ended.wait(PATIENCE_S)
+    stage.note(["a"], ())
+    stage.begin()
+    stage.components.cache.in_use.has("a", ([1],))
+    cache[1024:2048] = 7
+    stage.end()
+    lives.bring_back(stage)
+    step(stage, model)
+    assert bool((cache[1024:2048] == 7).all())
+    assert not stage.components.losses
+
+
 def test_a_call_that_begins_meanwhile_waits_for_it(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:

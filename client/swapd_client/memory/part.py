@@ -90,11 +90,13 @@ class Part:
     def __repr__(self) -> str:
         return f"<Part {self.name} {self.nbytes >> 20} MiB at {self.address:#x}>"
 
-    def begin_again(self, where: Place, claim: Claim, old_master: OwnedFd | None) -> None:
+    def begin_again(
+        self, where: Place, claim: Claim, old_master: OwnedFd | None, *, is_lost: bool
+    ) -> None:
         """Begin again in another session, after the daemon's end.
 
         `old_master` has the bytes, and belongs to the part from now on. If None, the private memory
-        in the range has them.
+        in the range has them, unless they are lost.
         """
         self.is_again = True
         if old_master is None or self.mutable:
@@ -102,7 +104,6 @@ class Part:
         self.layout.filled = self.scratch == "saved"
         if self.old_master is not old_master:
             self.close_old()
-        is_lost = self.is_lost
         self._begin(where, claim, old_master)
         if is_lost:
             self.lost = 0  # until the next grant

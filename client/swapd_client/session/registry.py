@@ -142,15 +142,16 @@ class Registry:
             ranges.claim(claim, [(part.name, *span) for span in spans], part)
         try:
             fits = self._processor.fits(part.where) and not part.where.over
-            there = place.find(self._processor.key, spans)
-            there = there or Former(part.where, spans, part.old_master)
+            private = place.find(self._processor.key, spans)
+            there = private or Former(part.where, spans, part.old_master)
             before = there if fits else None
             where = self._place(part.name, part.layout, before, writable=part.mutable, stays=True)
             old_master = self._old_master(there)
         except BaseException:
             ranges.release(claim)
             raise
-        part.begin_again(where, claim, old_master)
+        # in private memory it may have contents again, written since the daemon's end
+        part.begin_again(where, claim, old_master, is_lost=part.is_lost and private is None)
         return part
 
     def _check_new(self, name: str) -> None:
