@@ -31,6 +31,8 @@ class StageComponents:
         self.main: tuple[str, ...] = ()
         self.all: tuple[str, ...] = ()
         self.tensors: Mapping[str, Tensors] = {}
+        #: Bytes of the weights.
+        self.nbytes = 0
         self._parts: tuple[StagePart, ...] = ()
         #: The KV cache, if it takes turns with the weights.
         self.cache: StageCache | None = None
@@ -76,7 +78,8 @@ class StageComponents:
         of = sizes_of(client.session)
         said = ", ".join(f"{p.name} ({size(of[p.name])}) {_in_words(p)}" for p in parts)
         log.info("in swapd at %s: %s", client.session.endpoint, said)
-        return sum(part.nbytes for part in self._registered)
+        self.nbytes = sum(part.nbytes for part in self._registered)
+        return self.nbytes
 
     def _set(self, parts: tuple[StagePart, ...]) -> None:
         self._parts = parts
@@ -136,10 +139,6 @@ class StageComponents:
         self.register_again = None
         for name in list(client.session.components):
             client.unregister(name)
-
-    def nbytes(self, client: Client) -> int:
-        sizes = sizes_of(client.session)
-        return sum(sizes[name] for name in self.tensors)
 
 
 def sizes_of(session: Session) -> dict[str, int]:

@@ -139,7 +139,7 @@ class StageMemory:
                 return
             client, components = self._connection.client, self._components
             with (
-                self.loading(components.nbytes(client), started=True),
+                self.loading(components.nbytes, started=True),
                 _written(client, components.tensors, self._turns.go_alone),
             ):
                 yield
