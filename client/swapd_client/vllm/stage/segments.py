@@ -9,7 +9,7 @@ This requires that a layer's weights are used in its own forward only, and that 
 replayed graphs and compiled code call no `forward`. `found_in` checks that in one forward.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from traceback import walk_stack
@@ -215,12 +215,8 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        for one in self._tensors((args, kwargs)):
-            name = self._owner.get(start_of(one))
+        for one in tree_leaves((args, kwargs)):
+            name = self._owner.get(start_of(one)) if isinstance(one, torch.Tensor) else None
             if name is not None and name not in self._began:
                 self.too_early.add(name)
         return func(*args, **kwargs)
-
-    @staticmethod
-    def _tensors(given: Any) -> Iterable[torch.Tensor]:
-        return (one for one in tree_leaves(given) if isinstance(one, torch.Tensor))
