@@ -40,7 +40,7 @@ class DaemonSpec(NamedTuple):
     def command(self) -> list[str]:
         settings = ["--device", self.device, "--budget", str(self.budget)]
         for name, value in self.others:
-            settings += [f"--{name.replace('_', '-')}", value]
+            settings += [config.flag(name), value]
         if not self._named:
             settings += ["--runtime-dir", str(self.folder)]
         if self.chunk is not None and "chunk" not in dict(self.others):

@@ -24,7 +24,7 @@ from swapd.run.commands import (
 )
 from swapd.run.daemons import DaemonSpec
 from swapd.shared import config
-from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
+from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, flag
 from swapd_client.offload.settings import OffloadSettings, StageSettings
 from swapd_client.vllm.options import KEY
 
@@ -121,8 +121,8 @@ def as_stage(command: Command, on: Sequence[int]) -> dict[str, Any]:
         "pipeline_parallel_size": pipeline,
         "max_num_batched_tokens": _STEP_TOKENS,
         **{key: value for key, value in numbers.items() if value},
-        **{key: said for key in _TEXTS if (said := option(words, _flag(key)))},
-        "enforce_eager": _flag("enforce_eager") in words,
+        **{key: said for key in _TEXTS if (said := option(words, flag(key)))},
+        "enforce_eager": flag("enforce_eager") in words,
         "enable_prefix_caching": "--no-enable-prefix-caching" not in words,
         "additional_config": {**additional, KEY: own},
     }
@@ -130,26 +130,22 @@ def as_stage(command: Command, on: Sequence[int]) -> dict[str, Any]:
 
 def as_planned(command: Command, settings: Mapping[str, Any]) -> Command:
     for key in _STREAMING:  # `additional_config` has them now
-        command = command._replace(words=without(command.words, _flag(key)))
+        command = command._replace(words=without(command.words, flag(key)))
     for key, value in settings.items():
         if value is not True:
             text = json.dumps(value) if isinstance(value, Mapping) else str(value)
-            command = command.with_option(_flag(key), text)
-        elif _flag(key) not in command.words:
-            command = command.with_option(_flag(key))
+            command = command.with_option(flag(key), text)
+        elif flag(key) not in command.words:
+            command = command.with_option(flag(key))
     return command
 
 
-def _flag(key: str) -> str:
-    return f"--{key.replace('_', '-')}"
-
-
 def _number(words: Sequence[str], key: str, kind: Callable[[str], float]) -> float | None:
-    said = option(words, _flag(key))
+    said = option(words, flag(key))
     try:
         return None if said in (None, "auto", "-1") else kind(said)
     except ValueError as exc:
-        raise PlanError(f"{_flag(key)} {said} is no number that swapd reads") from exc
+        raise PlanError(f"{flag(key)} {said} is no number that swapd reads") from exc
 
 
 # --- deploy files --------------------------------------------------------------------------

@@ -288,7 +288,7 @@ def load(
     merged = {
         **(parsed(read_toml(path), f"{path}: ") if path else {}),
         **_from_environment(environ),
-        **{name: _parse(name, value, _flag(name)) for name, value in flags.items()},
+        **{name: _parse(name, value, flag(name)) for name, value in flags.items()},
     }
     chosen = {name: choose() for name, choose in defaults.items() if name not in merged}
     return Config(**merged, **chosen)
@@ -551,5 +551,6 @@ def _problem_with(text: str) -> str | None:
     return None if text.isprintable() else f"{text!r} has characters that cannot be printed"
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """Return the option of a command line for a setting of this name."""
     return "--" + name.replace("_", "-")
