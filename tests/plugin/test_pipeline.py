@@ -1,6 +1,7 @@
 """How settings divide the weights of a diffusion pipeline into components. Without vLLM."""
 
 from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -14,6 +15,10 @@ from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.pipeline import Components, as_whole
 from swapd_client.vllm.stage import Stage
 from tests.offload.modules import TOKENS, Model, computed, seeded
+from tests.plugin import test_rejoining
+from tests.plugin.test_rejoining import PATIENCE_S, Lives
+
+lives, refusals = test_rejoining.lives, test_rejoining.refusals
 
 KINDS: dict[str, Kind] = {"text_encoder": "encoder", "transformer": "dit", "vae": "vae"}
 LARGE = torch.nn.Linear(2000, 2000)  # 15 MiB
@@ -75,6 +80,22 @@ def test_what_a_request_had_computed_when_it_was_fenced_is_not_to_be_used(stage:
         request()
     with pipeline.request():
         assert torch.equal(model(TOKENS), wanted)
+
+
+def test_components_come_back_to_the_next_daemon_where_other_stages_wait_for_it(
+    lives: Lives, refusals: SimpleQueue[Exception]
+) -> None:
+    stage, model = lives.connect("dit"), seeded(Model)
+    wanted = model(TOKENS)
+    stage.connection.wait_s = PATIENCE_S  # as on a GPU
+    weights = Components(stage, options(), model, KINDS)
+    lives.restart()
+    for _ in KINDS:
+        lives.daemon.await_record("Commit")
+    with weights.request():  # it waits until all of them are registered
+        assert torch.equal(model(TOKENS), wanted)
+        assert not stage.alone
+    assert refusals.empty()
 
 
 def test_a_pipeline_of_which_nothing_is_declared_is_one_component(stage: Stage) -> None:

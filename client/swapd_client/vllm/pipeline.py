@@ -61,6 +61,8 @@ class Components:
         _warn_of_absent(stage.name, options, found)
         names = list(found) or [WHOLE]
         self._stay = stay = _stay(stage.name, names, options)
+        # the next daemon gets them from private memory: a model has one client's hooks at a time
+        stage.connection.wait_s = 0.0
         self._attachment = self._attach(stage.client)
         try:
             session = stage.client.session.welcome.session
