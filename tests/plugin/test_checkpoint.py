@@ -16,8 +16,8 @@ def test_a_model_in_the_cache_is_counted_at_its_revision_and_in_that_cache(tmp_p
         save(folder / "snapshots" / commit / "model.safetensors", w=number << 20)
         (folder / "snapshots" / commit / "config.json").write_text("{}")
         (folder / "refs" / revision).write_text(commit)
-    for revision, nbytes in ((None, 1 << 20), ("8bit", 2 << 20), (COMMITS["8bit"], 2 << 20)):
-        found = checkpoint.folder_of(MODEL, revision, str(tmp_path))
+    for asked, nbytes in ((None, 1 << 20), ("8bit", 2 << 20), (COMMITS["8bit"], 2 << 20)):
+        found = checkpoint.folder_of(MODEL, asked, str(tmp_path))
         assert found is not None
         assert checkpoint.nbytes_of(found, "") == nbytes
     assert checkpoint.folder_of(MODEL, "4bit", str(tmp_path)) is None

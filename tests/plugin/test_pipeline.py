@@ -14,9 +14,10 @@ from swapd_client.offload.strategy import Kind
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.pipeline import Components, as_whole
 from swapd_client.vllm.stage import Stage
+from tests.guarantees.harness import PATIENCE_S
 from tests.offload.modules import TOKENS, Model, computed, seeded
 from tests.plugin import test_rejoining
-from tests.plugin.test_rejoining import PATIENCE_S, Lives
+from tests.plugin.test_rejoining import Lives
 
 lives, refusals = test_rejoining.lives, test_rejoining.refusals
 
