@@ -83,19 +83,23 @@ def on_follows(ledger: Ledger, session: int, asked: Follows) -> None:
     before = ledger.followers.get(asked.after, {}).values()
     if any(f.session == OPERATOR or (asked.seen and not f.seen) for f in before):
         return ledger.accept(key)
-    most = FOLLOWED_MAX // 2 if asked.seen else FOLLOWED_MAX
-    if asked.names and not before and len(ledger.followers) >= most:
-        return ledger.refuse(
-            key,
-            "bad_request",
-            f"the daemon knows the followers of {most} components, and takes no more; take "
-            "some back: follows(after=...) without a name",
-        )
+    if asked.names and not before and (problem := _no_place(ledger, asked)):
+        return ledger.refuse(key, "bad_request", problem)
     _forget(ledger, asked.after)
     if asked.names:
         followers = {name: Follower(name, asked.after, session, asked.seen) for name in asked.names}
         ledger.followers[asked.after] = followers
     ledger.accept(key)
+
+
+def _no_place(ledger: Ledger, asked: Follows) -> str | None:
+    most = FOLLOWED_MAX // 2 if asked.seen else FOLLOWED_MAX
+    if len(ledger.followers) < most:
+        return None
+    return (
+        f"the daemon knows the followers of {most} components, and takes no more; take some back: "
+        "follows(after=...) without a name"
+    )
 
 
 def end_session(ledger: Ledger, session: int) -> None:
@@ -130,15 +134,20 @@ def _beside_the_rest(ledger: Ledger, follower: Follower, used: list[Component]) 
     """Return the components that are not expected yet, and leave room for the parts that the use
     before them still needs: what came in instead of those would leave again for them."""
     absent = [c for c in _absent(ledger, follower) if c.name not in ledger.prefetches]
-    now = {c.name: c for c in used}
-    before = _named(ledger, follower.after) if absent else []
-    rest = [c for c in before if following.is_still_needed(follower, c) and c.name not in now]
-    if not rest:
+    if not absent or not (rest := _still_needed(ledger, follower, used)):
         return absent
-    expected = [c for c in _named(ledger, follower.name) if c.expected]
-    left = eviction.may_free(ledger) - sum([c.chunks for c in (*rest, *expected)])
+    expected = sum([c.chunks for c in _named(ledger, follower.name) if c.expected])
+    left = eviction.may_free(ledger) - rest - expected
     sizes = accumulate(c.chunks for c in absent)
     return [c for c, size in zip(absent, sizes, strict=True) if size <= left]
+
+
+def _still_needed(ledger: Ledger, follower: Follower, used: list[Component]) -> int:
+    """Return the chunks of the parts that the use before `follower` needs beside `used`."""
+    now = {c.name for c in used}
+    parts = _named(ledger, follower.after)
+    needed = [c for c in parts if following.is_still_needed(follower, c) and c.name not in now]
+    return sum([c.chunks for c in needed])
 
 
 def lacks_room(ledger: Ledger, asked: Iterable[Component]) -> bool:

@@ -152,10 +152,8 @@ def _going(
     but = twins.needed(ledger, asked)
     but.update([r.name for r in staying])
     may_go = _idle(ledger, but, may_evict, over)
-    if short > 0 and w is not None and ledger.foresight.rules:
-        may_go = _foreseen(ledger, short, list(may_go), asked)
-    if short > 0 and w is not None and ledger.predicted:
-        may_go = _used_up_first(ledger, may_go, asked)
+    if short > 0 and w is not None:
+        may_go = _needed_last_first(ledger, short, may_go, asked)
     chosen = victims(short, may_go)  # 3
     return None if chosen is None else (staying, chosen)
 
@@ -169,6 +167,14 @@ def _idle(
 ) -> Iterable[Component]:
     idle = ledger.idle if over is None else ledger.idle.among(over)
     return (c for c in idle if c.name not in but and may_evict(c))
+
+
+def _needed_last_first(
+    ledger: Ledger, need: int, idle: Iterable[Component], asked: list[Component]
+) -> Iterable[Component]:
+    if ledger.foresight.rules:
+        idle = _foreseen(ledger, need, list(idle), asked)
+    return _used_up_first(ledger, idle, asked) if ledger.predicted else idle
 
 
 def _foreseen(

@@ -49,14 +49,18 @@ def is_still_needed(follower: Follower, c: Component) -> bool:
 
 
 def note_asked(ledger: Ledger, asked: list[Component]) -> None:
-    """End the predictions of what an acquire asks for, which came true, and of what was loaded for
-    the room of something that is used again before it."""
+    """End the predictions of what an acquire asks for: they came true."""
     for name in dict.fromkeys(c.side for c in asked):
         follower = ledger.predicted.pop(name, None)
         if follower is not None:
             _came_true(ledger, follower, [c for c in asked if c.side == name])
-    absent = [c for c in asked if c.state is State.ABSENT]
-    for follower in list(ledger.predicted.values()) if absent else ():
+    if absent := [c for c in asked if c.state is State.ABSENT]:
+        _note_out(ledger, absent)
+
+
+def _note_out(ledger: Ledger, absent: list[Component]) -> None:
+    """End the predictions of what came in while `absent`, which is used again before it, left."""
+    for follower in list(ledger.predicted.values()):
         if follower.acted and any(is_used_up(follower, c) for c in absent):
             _is_in_vain(ledger, follower)
 

@@ -184,6 +184,11 @@ def by_segment(names: Iterable[str], segments: Segments) -> list[list[str]]:
     whose = [(prefix, i) for i, segment in enumerate(segments) for prefix in segment]
     for name in names:
         grouped[whose_prefix(name, whose, 0)].append(name)
+    _refuse_empty(segments, grouped)
+    return grouped
+
+
+def _refuse_empty(segments: Segments, grouped: Sequence[Sequence[str]]) -> None:
     for i, segment in enumerate(segments):
         if not grouped[i]:
             there = ", ".join(islice(chain(*grouped), 9)) or "nothing"
@@ -191,7 +196,6 @@ def by_segment(names: Iterable[str], segments: Segments) -> list[list[str]]:
                 f"segment {i} names nothing there is: {list(segment)}; there are names like "
                 f"{there}. Give these, or prefixes of them"
             )
-    return grouped
 
 
 def whose_prefix(name: str, whose: Iterable[tuple[str, Owner]], other: Owner) -> Owner:

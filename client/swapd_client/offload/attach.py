@@ -20,15 +20,14 @@ from swapd_client.log import log
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.offload import find, hooks, ownership, strategy, tools
 from swapd_client.offload.attach_barrier import without_calls
-from swapd_client.offload.attachment import (
-    ONE_AT_A_TIME,
-    AttachedComponent,
-    Attachment,
-    StreamedComponent,
-    take_back_if_dropped,
-)
+from swapd_client.offload.attachment import ONE_AT_A_TIME, Attachment, take_back_if_dropped
 from swapd_client.offload.find import ComponentModule
-from swapd_client.offload.holdables import BlockHold, PassHold
+from swapd_client.offload.holdables import (
+    AttachedComponent,
+    BlockHold,
+    PassHold,
+    StreamedComponent,
+)
 from swapd_client.offload.hooks import BlockHooks
 from swapd_client.offload.installing import Installer, Methods, entrances, methods_of
 from swapd_client.offload.lender import AttachClient
@@ -337,14 +336,7 @@ class _Attaching:
         names = self._names(self._owned.made_of[one.name])
         nbytes = sum(client.session.own(name).nbytes for name in names)
         all_of_it = ComponentHold(client, names)
-        streamed = self._attachment.streamed.get(one.name)
-        if streamed is not None and set(names).isdisjoint(streamed.stream.everything):
-            streamed = None  # another module is there
-            del self._attachment.streamed[one.name]
-        before = [name for name in names if name not in self._attachment.registered]
-        if streamed is None and (streamed := stream_of(client, one, before)) is not None:
-            self._attachment.streamed[one.name] = streamed
-        if streamed is None:
+        if (streamed := self._streamed(one, names)) is None:
             return AttachedComponent(
                 one.name, one.module, all_of_it if names else None, all_of_it, nbytes
             )
@@ -355,6 +347,16 @@ class _Attaching:
         for number, modules in enumerate(streamed.blocks):
             attached.blocks.update(dict.fromkeys(modules, BlockHold(held, number)))
         return attached
+
+    def _streamed(self, one: ComponentModule, names: Sequence[str]) -> StreamedComponent | None:
+        attachment = self._attachment
+        found = attachment.streamed.pop(one.name, None)
+        if found is None or set(names).isdisjoint(found.stream.everything):  # another module
+            before = [name for name in names if name not in attachment.registered]
+            found = stream_of(self._client, one, before)
+        if found is not None:
+            attachment.streamed[one.name] = found
+        return found
 
     def _summary(self, stays: PrivateBytes) -> str:
         components = self._attachment.components.values()

@@ -3,15 +3,12 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 
 import torch
 
 from swapd.shared.system import process_lock
-from swapd.shared.units import size
-from swapd_client.covered import covered, to_its_end
 from swapd_client.dropped import await_given_back, when_collected
 from swapd_client.errors import (
     ClientClosed,
@@ -25,105 +22,16 @@ from swapd_client.errors import (
 from swapd_client.log import log
 from swapd_client.offload import growth, tools
 from swapd_client.offload.guards import writable
-from swapd_client.offload.holdables import BlockHold, PassHold
+from swapd_client.offload.holdables import AttachedComponent, StreamedComponent, Use
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.private import Trained
-from swapd_client.offload.scope import ComponentHold, Entry, Holdable, Scope, here
-from swapd_client.offload.stream import Stream
+from swapd_client.offload.scope import Holdable
 from swapd_client.offload.update_barrier import quiet
 from swapd_client.registration import refuse_in_use, unregister
 
 #: Held while hooks are installed or removed: loaders that patch torch's registration for the whole
 #: process must not see it half done.
 ONE_AT_A_TIME = process_lock()
-
-
-@dataclass(eq=False)
-class AttachedComponent:
-    name: str
-    module: torch.nn.Module
-    #: What a call of the module holds; None if the component has no weights in swapd.
-    held: ComponentHold | PassHold | None
-    #: The same as `held`, unless the component is streamed.
-    all_of_it: ComponentHold
-    nbytes: int
-    blocks: dict[torch.nn.Module, BlockHold] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return f"<Attached {self.name} {size(self.nbytes)}>"
-
-
-@dataclass(frozen=True)
-class StreamedComponent:
-    stream: Stream
-    #: The modules of each block.
-    blocks: tuple[tuple[torch.nn.Module, ...], ...]
-
-
-class Use:
-    """A `with` block that holds components. Reusable, and may be nested."""
-
-    def __init__(
-        self, client: AttachClient, all_of: Sequence[AttachedComponent], parts: Sequence[Holdable]
-    ) -> None:
-        """`parts`: what calls of other modules would hold."""
-        whole = [one.all_of_it for one in all_of]
-        if len(whole) > 1:
-            names = dict.fromkeys(name for held in whole for name in held.names)
-            whole = [ComponentHold(client, list(names))]
-        #: One acquire takes all: threads that took components one by one could wait for each other.
-        self._taken: list[Holdable] = [*whole, *parts]
-        #: Calls inside the block find these held, and acquire nothing.
-        self._lent = [one.held for one in all_of if one.held is not None]
-        self._lent += [one.all_of_it for one in all_of]
-
-    def __enter__(self) -> None:
-        scope = here()
-        before = len(scope.entries)
-        try:
-            for held in self._taken:
-                scope.enter(Entry(held, self, is_call=False))
-            for held in self._lent:
-                entry = Entry(held, self, is_call=False)
-                scope.enter(entry, lent=True)
-                held.uses.add(entry)
-        except BaseException:
-            _leave(scope.entries[before:])
-            raise
-
-    @covered
-    def __exit__(
-        self, kind: object, exc: BaseException | None, where: object, mine: Sequence[Entry] = ()
-    ) -> None:
-        try:
-            mine = self._last()
-            _leave(mine)
-        except SwapdError:
-            if exc is None:  # an earlier error is the one to report
-                raise
-        except BaseException:
-            _leave(mine or self._last())
-            raise
-
-    def _last(self) -> Sequence[Entry]:
-        mine = [entry for entry in here().entries if entry.by is self]
-        return mine[len(mine) - len(self._taken) - len(self._lent) :]
-
-
-def _leave(entries: Sequence[Entry]) -> None:
-    scope = here()
-
-    def leave() -> None:
-        with ExitStack() as stack:
-            for entry in entries:
-                stack.callback(_leave_one, scope, entry)
-
-    to_its_end(leave)
-
-
-def _leave_one(scope: Scope, entry: Entry) -> None:
-    entry.held.uses.discard(entry)
-    scope.leave(entry)
 
 
 class Attachment(AbstractContextManager["Attachment"]):
@@ -211,14 +119,18 @@ class Attachment(AbstractContextManager["Attachment"]):
         inside = set(what.modules())
         if within := [one for one in self.components.values() if one.module in inside]:
             return within, None
-        around = [one for one in self.components.values() if what in set(one.module.modules())]
+        return [], self._held_for(what)
+
+    def _held_for(self, module: torch.nn.Module) -> Holdable | None:
+        """Return what a call of a module inside a component holds."""
+        around = [one for one in self.components.values() if module in set(one.module.modules())]
         if not around:
             raise InvalidSource(
-                f"this {type(what).__name__} is neither in a component nor around one"
+                f"this {type(module).__name__} is neither in a component nor around one"
             )
         one = min(around, key=lambda one: len(list(one.module.modules())))  # the innermost
-        blocks = (b for m, b in one.blocks.items() if what in set(m.modules()))
-        return [], next(blocks, one.held)
+        blocks = (b for m, b in one.blocks.items() if module in set(m.modules()))
+        return next(blocks, one.held)
 
     def _called(self, name: str) -> list[AttachedComponent]:
         short = name.removeprefix(f"{self._prefix}.") if self._prefix else name

@@ -1,4 +1,4 @@
-"""What a thread can hold of a streamed component: a pass through it, or one block of it."""
+"""What a thread can hold of an attached component: all of it, a pass through it, or one block."""
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapd_client.covered import to_its_end
+from swapd.shared.units import size
+from swapd_client.covered import covered, to_its_end
+from swapd_client.errors import SwapdError
 from swapd_client.offload.lender import AttachClient
-from swapd_client.offload.scope import ComponentHold, Count, Entry, Scope
+from swapd_client.offload.scope import ComponentHold, Count, Entry, Holdable, Scope, here
 from swapd_client.offload.stream import Stream
 
 if TYPE_CHECKING:
@@ -104,3 +106,91 @@ class BlockHold:
 
     def has_any(self, client: AttachClient, names: Collection[str]) -> bool:
         return self._whole.has_any(client, names)
+
+
+@dataclass(eq=False)
+class AttachedComponent:
+    name: str
+    module: torch.nn.Module
+    #: What a call of the module holds; None if the component has no weights in swapd.
+    held: ComponentHold | PassHold | None
+    #: The same as `held`, unless the component is streamed.
+    all_of_it: ComponentHold
+    nbytes: int
+    blocks: dict[torch.nn.Module, BlockHold] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Attached {self.name} {size(self.nbytes)}>"
+
+
+@dataclass(frozen=True)
+class StreamedComponent:
+    stream: Stream
+    #: The modules of each block.
+    blocks: tuple[tuple[torch.nn.Module, ...], ...]
+
+
+class Use:
+    """A `with` block that holds components. Reusable, and may be nested."""
+
+    def __init__(
+        self, client: AttachClient, all_of: Sequence[AttachedComponent], parts: Sequence[Holdable]
+    ) -> None:
+        """`parts`: what calls of other modules would hold."""
+        whole = [one.all_of_it for one in all_of]
+        if len(whole) > 1:
+            names = dict.fromkeys(name for held in whole for name in held.names)
+            whole = [ComponentHold(client, list(names))]
+        #: One acquire takes all: threads that took components one by one could wait for each other.
+        self._taken: list[Holdable] = [*whole, *parts]
+        #: Calls inside the block find these held, and acquire nothing.
+        self._lent = [one.held for one in all_of if one.held is not None]
+        self._lent += [one.all_of_it for one in all_of]
+
+    def __enter__(self) -> None:
+        scope = here()
+        before = len(scope.entries)
+        try:
+            for held in self._taken:
+                scope.enter(Entry(held, self, is_call=False))
+            for held in self._lent:
+                entry = Entry(held, self, is_call=False)
+                scope.enter(entry, lent=True)
+                held.uses.add(entry)
+        except BaseException:
+            _leave(scope.entries[before:])
+            raise
+
+    @covered
+    def __exit__(
+        self, kind: object, exc: BaseException | None, where: object, mine: Sequence[Entry] = ()
+    ) -> None:
+        try:
+            mine = self._last()
+            _leave(mine)
+        except SwapdError:
+            if exc is None:  # an earlier error is the one to report
+                raise
+        except BaseException:
+            _leave(mine or self._last())
+            raise
+
+    def _last(self) -> Sequence[Entry]:
+        mine = [entry for entry in here().entries if entry.by is self]
+        return mine[len(mine) - len(self._taken) - len(self._lent) :]
+
+
+def _leave(entries: Sequence[Entry]) -> None:
+    scope = here()
+
+    def leave() -> None:
+        with ExitStack() as stack:
+            for entry in entries:
+                stack.callback(_leave_one, scope, entry)
+
+    to_its_end(leave)
+
+
+def _leave_one(scope: Scope, entry: Entry) -> None:
+    entry.held.uses.discard(entry)
+    scope.leave(entry)

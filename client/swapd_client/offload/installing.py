@@ -10,13 +10,13 @@ from torch.nn import Embedding, Module, Sequential
 from swapd_client.errors import InvalidSource
 from swapd_client.memory.movable import extent, leaves
 from swapd_client.offload import find, growth, guards, hooks
-from swapd_client.offload.attachment import AttachedComponent, Attachment
+from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.automatic import CONTAINERS
 from swapd_client.offload.find import ComponentModule
 from swapd_client.offload.first_call import FirstCall, ReadPart
 from swapd_client.offload.gate import LeaseGate
 from swapd_client.offload.growth import Growth
-from swapd_client.offload.holdables import BlockHold, PassHold
+from swapd_client.offload.holdables import AttachedComponent, BlockHold, PassHold
 from swapd_client.offload.hooks import BlockHooks
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.outputs import ComponentSpans

@@ -88,8 +88,7 @@ def own(
             continue
         part = there.name if there else _piece(cluster, result, owners, inside)
         _use(part, cluster, result, owners)
-    names = {part for parts in result.made_of.values() for part in parts if isinstance(part, str)}
-    used = {_with_family(client.session.own(name)) for name in names if serves_rest}
+    used = _registered_in(result, client) if serves_rest else set()
     for there, cluster in rest:
         if there is not None and _with_family(there) in used:
             _use(there.name, cluster, result, owners)
@@ -98,6 +97,12 @@ def own(
     for piece in result.pieces.values():
         _check(piece, inside.get(piece.name, ""))
     return result
+
+
+def _registered_in(result: Ownership, client: AttachClient) -> set[str]:
+    """Return the components and families of `client` that components are made of."""
+    names = {part for parts in result.made_of.values() for part in parts if isinstance(part, str)}
+    return {_with_family(client.session.own(name)) for name in names}
 
 
 def _with_family(part: RegisteredPart) -> str:

@@ -16,10 +16,9 @@ from swapd_client.memory.component import Component
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.memory.tensors import Buffers
 from swapd_client.offload import find, ownership, private
-from swapd_client.offload.attachment import AttachedComponent, StreamedComponent
 from swapd_client.offload.blocks import ModelBlock, blocks_of, finer
 from swapd_client.offload.find import ComponentModule
-from swapd_client.offload.holdables import PassHold
+from swapd_client.offload.holdables import AttachedComponent, PassHold, StreamedComponent
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.ownership import Ownership, TensorGroup
 from swapd_client.offload.strategy import Sharing

@@ -68,12 +68,11 @@ def _changes(session: Session, name: str, values: Mapping[str, Any]) -> list[_Ch
     ranges.refuse_unheld((key, *extent_of(value)) for key, value in values.items())
     family = session.registry.family(name)
     parts = [session.own(part) for part in family or [name]]
-    for part in parts:
-        if part.mutable:
-            raise InvalidArgument(
-                f"{part.name!r} is mutable: write to its tensors under a lease, there is nothing "
-                "to update"
-            )
+    if mutable := next((part.name for part in parts if part.mutable), None):
+        raise InvalidArgument(
+            f"{mutable!r} is mutable: write to its tensors under a lease, there is nothing to "
+            "update"
+        )
     grouped = _by_part(name, parts, values) if family else {name: values}
     by_name = {part.name: part for part in parts}
     return [(by_name[n], by_name[n].layout.writer(own)) for n, own in grouped.items() if own]
