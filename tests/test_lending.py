@@ -137,6 +137,24 @@ async def test_the_driver_gets_it_when_all_have_let_go(lender_of: LenderOf) -> N
     assert (one.files, two.files) == ({1}, {4})
 
 
+async def test_of_tens_of_thousands_of_files_each_message_is_a_packet(lender_of: LenderOf) -> None:
+    """As of a budget of 80 GiB in chunks of 2 MiB."""
+    files = range(40_000)
+    device, worker = Device(), Worker(*files)
+    lender, told = lender_of(device, {1: worker})
+    lender.lend(Lend(9, "workspace 9.1", 5, ((0, len(files)),)))
+    assert told.events.get_nowait() == Dropping(NOW, 5, (1,))
+    drops = [message for message in worker.heard if isinstance(message, protocol.Drop)]
+    assert [number for drop in drops for number in drop.numbers] == list(files)
+    for drop in drops:
+        assert len(protocol.encode(drop)) <= protocol.LIFELINE_MAX_BYTES
+        assert told.events.empty()
+        lender.dropped(1, drop.ticket)
+    assert told.events.get_nowait() == DropAck(NOW, 1, 5)
+    assert await told.events.get() == Lent(NOW, 5)
+    assert device.calls == ["lend"]
+
+
 async def test_who_is_gone_is_not_waited_for(lender_of: LenderOf) -> None:
     lender, told = lender_of(Device(), {1: Worker(2), 2: Worker(3)})
     lender.lend(ORDER)

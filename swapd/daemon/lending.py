@@ -35,6 +35,8 @@ LOOK_AGAIN_S = 1.0
 #: Interval for checking whether copies of an ended session's chunks have ended.
 COPIES_S = 0.05
 
+#: Most files in one Drop: more do not fit into a packet of the lifeline.
+DROPPED_MAX = 8192
 #: Files in one packet; all are open for a moment.
 FILES_MAX = 16
 #: Descriptors that no new session takes: existing ones may use more threads.
@@ -167,7 +169,8 @@ class Lender:
     def dropped(self, session: int, ticket: int) -> None:
         if ticket in self._missing and self._missing[ticket][0] == session:
             _, generation, let_go = self._missing.pop(ticket)
-            self._inbox.post(DropAck(self._inbox.clock(), session, generation))
+            if all(left[:2] != (session, generation) for left in self._missing.values()):
+                self._inbox.post(DropAck(self._inbox.clock(), session, generation))
             let_go.set_result(None)
 
     def session_gone(self, session: int) -> None:
@@ -181,18 +184,22 @@ class Lender:
     def _told_to_drop(self, generation: int, runs: Runs) -> list[LetGo]:
         files = whole_files(runs, self._device.chunks_per_file)
         drops: list[tuple[WorkerConnection, protocol.Drop]] = []
-        told: dict[int, LetGo] = {}
+        told: dict[int, None] = {}
+        letting_go: list[LetGo] = []
         for session, connection in self._connections.items():
-            if had := connection.forget_files(files):
+            had = connection.forget_files(files)
+            for at in range(0, len(had), DROPPED_MAX):
                 self._last_ticket += 1
-                told[session] = let_go = self._inbox.loop.create_future()
+                told[session] = None
+                letting_go.append(let_go := self._inbox.loop.create_future())
                 self._missing[self._last_ticket] = session, generation, let_go
-                drops.append((connection, protocol.Drop(had, self._last_ticket)))
+                drop = protocol.Drop(had[at : at + DROPPED_MAX], self._last_ticket)
+                drops.append((connection, drop))
         if drops:
             self._inbox.post(Dropping(self._inbox.clock(), generation, tuple(told)))
         for connection, drop in drops:
             connection.lifeline.send(drop)
-        return list(told.values())
+        return letting_go
 
     async def _lend(self, order: Lend, let_go: list[LetGo]) -> None:
         await asyncio.gather(*let_go)
