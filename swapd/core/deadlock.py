@@ -5,7 +5,7 @@ chunks as units: agents that are in no order in which all can finish are deadloc
 holds and does not wait will release in time. `admission.py` and `planner.py` act on the result.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Protocol, Self, TypeVar
 
@@ -192,26 +192,26 @@ def that_could_take_old(ledger: Ledger, waiters: list[Waiter]) -> Waiter | None:
     return max(could, key=_seq, default=None)
 
 
-def _held_chunks(ledger: Ledger, *more: Agent) -> int:
-    """Return an upper bound for the chunks held by waiting agents and by `more`: twins count each.
-
-    A component counts once, though thousands of tasks may hold it.
-    """
-    by_agent, held = ledger.holders.by_agent, dict[str, Component]()
-    for agent in ledger.queue.holding.keys() | set(more):
-        if agent in by_agent:
-            held.update(by_agent[agent].components)
-    return sum([c.chunks for c in held.values()])
+def _rooms(ledger: Ledger, *more: Agent) -> Iterator[int]:
+    """Yield lower bounds for the room beside what waiting agents and `more` hold: a quick one, then
+    one in which a component counts once, though thousands of tasks may hold it."""
+    by_agent = ledger.holders.by_agent
+    agents = ledger.queue.holding.keys() | set(more)
+    held = [by_agent[agent] for agent in agents if agent in by_agent]
+    yield ledger.room - sum([one.chunks for one in held])
+    components = {name: c for one in held for name, c in one.components.items()}
+    yield ledger.room - sum([c.chunks for c in components.values()])
 
 
 def _in_doubt(ledger: Ledger) -> list[Agent]:
     """Return the agents that hold and wait, except those that can surely run."""
-    room = ledger.room - _held_chunks(ledger)
-    return [
-        agent
-        for agent, waiters in ledger.queue.holding.items()
-        if agent in ledger.holders.by_agent and not _surely_fit(ledger, waiters.values(), room)
-    ]
+    holding = ledger.queue.holding
+    agents = [agent for agent in holding if agent in ledger.holders.by_agent]
+    for room in _rooms(ledger):
+        agents = [a for a in agents if not _surely_fit(ledger, holding[a].values(), room)]
+        if not agents:
+            break
+    return agents
 
 
 def _surely_fit(ledger: Ledger, waiters: Iterable[Waiter], room: int) -> bool:
@@ -225,8 +225,7 @@ def _surely_fit(ledger: Ledger, waiters: Iterable[Waiter], room: int) -> bool:
 
 
 def _fits_beside_all(ledger: Ledger, head: Waiter) -> bool:
-    room = ledger.room - _held_chunks(ledger, head.owner)
-    return _surely_fit(ledger, [head], room)
+    return any(_surely_fit(ledger, [head], room) for room in _rooms(ledger, head.owner))
 
 
 def _waiters_of(ledger: Ledger, agents: set[Agent]) -> list[Waiter]:

@@ -110,6 +110,7 @@ class Holdings:
 
     leases: dict[Key, Lease] = field(default_factory=dict)
     components: dict[str, Component] = field(default_factory=dict)
+    chunks: int = 0
 
 
 class Holders:
@@ -183,10 +184,14 @@ class Holders:
             c.agents[agent] += 1
         else:
             c.agents[agent] = 1
-            self.by_agent[agent].components[c.name] = c
+            held = self.by_agent[agent]
+            held.components[c.name] = c
+            held.chunks += c.chunks
 
     def _unhold(self, c: Component, agent: Agent) -> None:
         c.agents[agent] -= 1
         if not c.agents[agent]:
             del c.agents[agent]
-            del self.by_agent[agent].components[c.name]
+            held = self.by_agent[agent]
+            del held.components[c.name]
+            held.chunks -= c.chunks

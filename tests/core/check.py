@@ -237,6 +237,7 @@ def _agents(ledger: Ledger) -> None:
     for agent, components in agents.items():
         held = ledger.holders.by_agent[agent]
         _same(f"components of {agent}", held.components, components)
+        _same(f"chunks of {agent}", held.chunks, sum(c.chunks for c in components.values()))
 
 
 def _leased(ledger: Ledger) -> None:

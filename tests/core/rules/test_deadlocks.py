@@ -1,5 +1,8 @@
 """Deadlocks are refused, and nothing else is."""
 
+import pytest
+
+from swapd.core import deadlock
 from tests.core.world import Make, outcome
 
 
@@ -199,3 +202,22 @@ def test_a_holder_overtakes_who_waits_for_what_the_head_needs(make: Make) -> Non
     w.release(held_a)
     w.settle()
     assert w.granted(big)
+
+
+def test_what_many_waiting_tasks_hold_counts_once_and_is_not_searched_for_deadlocks(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Added up for each of them, it was more than the device has, and each acquire searched."""
+    w = make(10)
+    s, t = w.open(), w.open()
+    for name, chunks in (("a", 1), ("c", 5)):
+        w.register(s, name, chunks)
+    w.register(t, "b", 5)
+    held = w.use(t, "b")
+    for agent in range(20):
+        w.use(s, "a", agent=agent)
+    monkeypatch.setattr(deadlock, "stuck", None)
+    asked = [w.acquire(s, "c", agent=agent) for agent in range(20)]
+    w.release(held)
+    w.settle()
+    assert w.granted(*asked)
