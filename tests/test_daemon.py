@@ -289,7 +289,7 @@ def test_a_bug_ends_the_daemon_with_its_error_and_leaves_no_socket(tmp_path: Pat
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
-        with swapd_client.connect(folder) as client:
+        with swapd_client.connect(folder, reconnect=0) as client:
             client.register("a", {"w": bytearray(4096)})
             with pytest.raises(swapd_client.SwapdError):
                 client.acquire("a")

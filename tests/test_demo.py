@@ -77,7 +77,7 @@ def test_nothing_of_it_outlives_it_if_it_is_killed(tmp_path: Path) -> None:
     """As by `timeout` or a container that stops."""
     words = ("demo", "--wav", str(tmp_path / "out.wav"))
     demo = start(*words, start_new_session=True, env=environment(PYTHONUNBUFFERED="1"))
-    while not line_of(demo).startswith("First "):
+    while "  start  " not in line_of(demo):  # its daemon serves, and its stages begin
         pass
     demo.kill()
     demo.communicate(timeout=60)  # its stages have the output, too

@@ -126,7 +126,9 @@ def _workers() -> Iterator[list[StageProcess]]:
     with ExitStack() as pools:
         try:
             yield [
-                StageProcess(name, pools.enter_context(ProcessPoolExecutor(1, spawned)))
+                StageProcess(
+                    name, pools.enter_context(ProcessPoolExecutor(1, spawned, worker.begin))
+                )
                 for name in ARCHITECTURES
             ]
         except BaseException:  # a pool would wait for what its stage builds or computes

@@ -1,5 +1,7 @@
 """One stage in a process of its own: builds it, then runs it, with or without swapd."""
 
+import multiprocessing
+import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,8 +16,15 @@ from swapd.spawn import end_with_parent
 _here: dict[str, Any] = {}
 
 
+def begin() -> None:
+    """End with the demo: a pool's process would wait for ever for one that was killed."""
+    end_with_parent()
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():  # it was killed while this process began
+        os._exit(1)
+
+
 def build(stage: str) -> int:
-    end_with_parent()  # a pool's process waits for ever for one that was killed
     torch.set_num_threads(1)
     _here.update(stage=stage, module=stages.build(stage), client=None)
     return sum(one.numel() * one.element_size() for one in _here["module"].parameters())
