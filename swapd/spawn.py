@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from swapd.shared.config import flag
 from swapd.shared.errors import UserError
 
 #: A daemon that has not stopped by then is killed.
@@ -61,7 +62,7 @@ def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Sp
         settings = {"runtime_dir": folder, "device": "host", **settings}
         command = [sys.executable, *program]
         for name, value in settings.items():
-            command += [f"--{name.replace('_', '-')}", str(value)]
+            command += [flag(name), str(value)]
         process = started(command, errors, env=environment(), preexec_fn=end_with_parent)
         try:
             yield Spawned(Path(folder), process)

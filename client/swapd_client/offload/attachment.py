@@ -185,8 +185,7 @@ class Attachment(AbstractContextManager["Attachment"]):
         the next one. Raises: InUse, OutOfMemory, SessionEnded, NotRunning: then the remaining
         components are still attached; ClientClosed in a forked child, which has no weights.
         """
-        if self._client.session.forked:
-            self._client.session.check()
+        self._client.session.life.check_process()
         await_given_back()  # garbage that the caller dropped is not in use
         try:
             self._detach()

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from swapd.shared.config import flag
 from swapd.shared.documents import BadDocument, read_yaml
 from swapd.shared.text import meant
 from swapd_client.errors import InvalidArgument
@@ -247,10 +248,10 @@ def add_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = NAMES)
     group = parser.add_argument_group("offloading")
     for name in names:
         kind = _KINDS[name]
-        flag = "--" + name.replace("_", "-")
+        option = flag(name)
         options: dict[str, Any] = {"dest": name, "default": None, "help": _described(kind)}
         if name == "cpu_offload_pin_memory":
-            flag = "--no-cpu-offload-pin-memory"
+            option = "--no-cpu-offload-pin-memory"
             options |= {"action": "store_false", "help": f"Do not ask for it. {_described(kind)}"}
         elif get_args(kind)[0] is bool:
             options |= {"action": "store_true"}
@@ -261,7 +262,7 @@ def add_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = NAMES)
         else:
             options |= {"metavar": "NAMES"}
         try:
-            group.add_argument(flag, **options)
+            group.add_argument(option, **options)
         except argparse.ArgumentError:
             continue
 
@@ -269,9 +270,7 @@ def add_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = NAMES)
 def from_arguments(parsed: argparse.Namespace) -> OffloadSettings:
     """Raises: InvalidArgument, naming the option."""
     given = {name: getattr(parsed, name, None) for name in NAMES}
-    return OffloadSettings(
-        **{n: _parsed(n, v, "--" + n.replace("_", "-")) for n, v in given.items() if v is not None}
-    )
+    return OffloadSettings(**{n: _parsed(n, v, flag(n)) for n, v in given.items() if v is not None})
 
 
 # --- one value, one struct ---------------------------------------------------------------
