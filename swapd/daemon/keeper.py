@@ -32,7 +32,7 @@ def main(name: str, inode: int) -> None:
             if struct.unpack("3i", daemon.getsockopt(*_CREDENTIALS))[1] == os.getuid():
                 _serve(daemon, held)
         if not held:
-            return
+            return _send_away(door)
 
 
 def _next_daemon(door: socket.socket, name: str, inode: int) -> socket.socket | None:
@@ -43,6 +43,17 @@ def _next_daemon(door: socket.socket, name: str, inode: int) -> socket.socket | 
         with suppress(TimeoutError):
             return door.accept()[0]
     return None
+
+
+def _send_away(door: socket.socket) -> None:
+    """Say to each daemon that has connected that nothing is held. No other can connect."""
+    door.shutdown(socket.SHUT_RD)
+    door.setblocking(False)
+    with suppress(OSError):  # BlockingIOError: there are no more
+        while True:
+            daemon = door.accept()[0]
+            with daemon, suppress(OSError):
+                daemon.send(b"READY=1")
 
 
 def _is_there(name: str, inode: int) -> bool:

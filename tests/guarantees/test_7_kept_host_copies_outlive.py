@@ -297,6 +297,25 @@ def test_what_does_not_fit_its_manifest_is_said_and_serves_nobody(
     await_held(daemon, 2)
 
 
+def test_a_daemon_that_comes_while_the_keeper_ends_hears_that_nothing_is_held(
+    world: World, files: dict[str, Path]
+) -> None:
+    """One such daemon logged that the kept host copies are lost."""
+    daemon = serve(world)
+    keep(daemon, files, "talker")
+    daemon.kill()
+    path = str(daemon.folder / runtime_dir.KEEPER)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as late:
+        with in_place_of_a_daemon(daemon) as (sock, held):
+            late.connect(path)
+            for name in held:
+                sock.send(b"FDSTOREREMOVE=1\n" + name)
+        assert late.recv(100) == b"READY=1"
+        with pytest.raises(ConnectionRefusedError):
+            in_place_of_a_daemon(daemon).__enter__()
+    await_no_keeper(daemon)
+
+
 @pytest.mark.parametrize("first", range(4))
 def test_a_daemon_killed_at_any_line_leaves_all_of_one_or_nothing(
     world: World, files: dict[str, Path], first: int
