@@ -78,6 +78,27 @@ def test_a_stage_that_starts_again_reads_no_weight_and_answers_as_plain_vllm(
         assert bool(read) == (number == 0)
 
 
+def test_nor_one_whose_model_is_an_id_of_hugging_face_s_hub(
+    scene: Scene, daemon: harness.Daemon, models: Path, expected: Expected
+) -> None:
+    cache, commit = scene.folder / "hub", "c" * 40
+    hub = cache / "models--org--talker"
+    blobs = shutil.copytree(models / "talker", hub / "blobs")
+    (snapshot := hub / "snapshots" / commit).mkdir(parents=True)
+    for blob in blobs.iterdir():
+        (snapshot / blob.name).symlink_to(blob)
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text(commit)
+    await_settled(snapshot)
+    for number in range(2):
+        engine = scene.process("talker", TESTS_VLLM_HUB=str(cache))
+        engine.imports("tests.vllm.hub")
+        engine.start(**on_swapd(Path("org/talker"), daemon.folder, worker_cls=f"{COUNTING}Worker"))
+        assert [engine.generate(few, TOKENS) for few in REQUESTS] == expected["talker"]
+        assert bool(engine.call("tensors_read")[0]) == (number == 0)
+        end(engine, daemon)
+
+
 def test_nor_with_the_next_daemon(
     scene: Scene, daemon: harness.Daemon, models: Path, expected: Expected
 ) -> None:

@@ -33,8 +33,8 @@ from tests.vllm.swaps import whole
 
 PROMPTS = ("hello there", "what do you hear?", "a boat at sea")
 
-#: For the largest stage; no two fit.
-ROOM = "112MiB"
+#: Room for the largest stage; no two fit.
+SETTINGS = {"budget": "112MiB", "keep_host": "512MiB"}
 
 #: So many tokens of text that a client leaves, or the thinker is killed, long before the last.
 LONG = 1000
@@ -60,7 +60,7 @@ class Place:
     """A daemon, and the server of one model on it; after a test has killed it, another."""
 
     def __init__(self, scene: Scene, starts: Starts, name: str) -> None:
-        self.daemon = scene.daemon(budget=ROOM)
+        self.daemon = scene.daemon(**SETTINGS)
         self.starts = starts
         self._scene = scene
         self.name = name
@@ -75,7 +75,7 @@ class Place:
     def restart_daemon(self) -> None:
         """SIGKILL to it; then start another in its folder."""
         self.daemon.kill()
-        self.daemon = self._scene.daemon_again(self.daemon, budget=ROOM)
+        self.daemon = self._scene.daemon_again(self.daemon, **SETTINGS)
 
     def evictions(self) -> list[str]:
         """The components of all evictions by now, in order."""
@@ -226,3 +226,12 @@ def test_sigkill_of_a_busy_stage_is_as_in_plain_vllm_omni_and_leaves_nothing_in_
     assert place.daemon.status().quarantined_bytes == 0
     await_leases_back(place.daemon)
     server.close()
+
+
+@pytest.mark.parametrize("place", ["qwen3_omni_moe"], indirect=True)
+def test_a_thinker_that_starts_again_reads_no_weight(place: Place, plain: Plain) -> None:
+    place.server().close()
+    server = place.server()
+    assert {prompt: ask(server, prompt) for prompt in PROMPTS} == plain.answers
+    assert "thinker reads no weights" in server.log
+    assert "code2wav reads no weights" not in server.log, "it computes tables from them"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from swapd.shared.documents import read_json
 from swapd_client.errors import InvalidSource
@@ -35,6 +36,12 @@ def folder_of(model: str, revision: str | None = None, cache: str | None = None)
     except HFValidationError:
         return None
     return Path(config).parent if isinstance(config, str) else None
+
+
+def folder_in(config: Any) -> Path | None:
+    """Return the folder of the model in vLLM's configuration, as `folder_of`."""
+    model = config.model_config
+    return folder_of(model.model, model.revision, config.load_config.download_dir)
 
 
 def nbytes_of(folder: Path, stage: str, item_bytes: int = 0) -> int | None:

@@ -28,6 +28,7 @@ import swapd_client
 from swapd.shared.protocol import Status
 from swapd_client.errors import InvalidSource
 from swapd_client.log import log
+from swapd_client.vllm.checkpoint import folder_in
 from swapd_client.vllm.fingerprint import fingerprint, hashed
 from swapd_client.vllm.kept import Content, has_all
 from swapd_client.vllm.kernel_tensors import found_in, packed_bytes
@@ -36,14 +37,21 @@ from swapd_client.weights.safetensors import File
 
 #: To be increased when the plugin makes other bytes of the same files.
 READER = 1
-#: Where the classes of models are that read nothing but the files in their folder.
-_MODELS = "vllm.model_executor.models."
+#: Where the classes of models are that read no files but those of their folder.
+_MODELS = (
+    "vllm.model_executor.models.",
+    "vllm_omni.model_executor.models.qwen2_5_omni.",
+    "vllm_omni.model_executor.models.qwen3_omni.",
+)
 #: Most files of a model's folder.
 _FILES = 10_000
 
 #: vLLM's settings under which a stage reads its files at each start, by their name in the log.
 _READS: Mapping[str, Callable[[Any], object]] = {
-    "a model that is not in a local folder": lambda c: not Path(c.model_config.model).is_dir(),
+    "a model that is neither in a folder nor in Hugging Face's cache": lambda c: (
+        folder_in(c) is None
+    ),
+    "ModelScope": lambda _: envs.VLLM_USE_MODELSCOPE,
     "another loader than vLLM's default": lambda c: (
         type(get_model_loader(c.load_config)) is not DefaultModelLoader
     ),
@@ -167,8 +175,9 @@ def key_of(worker: Any) -> str:
     """
     config = worker.vllm_config
     model = config.model_config
-    files = _files(Path(model.model))
-    if any(not settled for _, _, settled in files):
+    folder = folder_in(config)
+    files = _files(folder) if folder else []  # a new revision may have come meanwhile
+    if not files or any(not settled for _, _, settled in files):
         return ""
     made_from = (
         READER,

@@ -276,9 +276,8 @@ class WorkerStart(_Above):  # type: ignore[misc]
         return self._bytes_in_files(self.model_config.dtype.itemsize)
 
     def _bytes_in_files(self, item_bytes: int = 0) -> int | None:
-        config, cache = self.model_config, self.vllm_config.load_config.download_dir
-        folder = checkpoint.folder_of(config.model, config.revision, cache)
-        stage = str(getattr(config, "model_stage", None) or "")
+        folder = checkpoint.folder_in(self.vllm_config)
+        stage = str(getattr(self.model_config, "model_stage", None) or "")
         return None if folder is None else checkpoint.nbytes_of(folder, stage, item_bytes)
 
     def _cache_bytes(self) -> int:
