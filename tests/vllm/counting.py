@@ -39,7 +39,7 @@ class Worker(CPUWorker):
         for name, change in self._changes().items():
             with change:
                 found[name] = unread.key_of(self)
-        self.__class__, mine = Hopeful, self.__class__
+        self.__class__, mine = Other, self.__class__
         found["worker"] = unread.key_of(self)
         self.__class__ = mine
         return found
@@ -56,6 +56,8 @@ class Worker(CPUWorker):
             "rank": patch.object(self, "rank", 1),
             "cpu": patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "another"),
             "ranks": patch.object(config.parallel_config, "world_size", 2),
+            "shards": patch.object(config.parallel_config, "tensor_parallel_size", 2),
+            "pipeline": patch.object(config.parallel_config, "pipeline_parallel_size", 2),
             "architecture": patch.object(hf, "architectures", ["Another"]),
             "size": patch.object(hf, "rms_norm_eps", 1e-5),
             "loader": patch.object(config.load_config, "load_format", "safetensors"),
@@ -66,12 +68,8 @@ class Worker(CPUWorker):
         return changes | {name: patch.object(model, name, to) for name, to in others.items()}
 
 
-class Hopeful(Worker):
-    """Believes that its weights are kept, as where they go the next moment."""
-
-    def load_model(self, **how: Any) -> None:
-        with patch.object(unread, "has_all", lambda *_: True):
-            super().load_model(**how)
+class Other(Worker):
+    """The same under another name."""
 
 
 class Loaded(Worker):

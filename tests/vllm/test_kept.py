@@ -17,6 +17,7 @@ Answers = list[list[list[int]]]
 Expected = Mapping[str, Answers]
 
 COUNTING = "tests.vllm.counting."
+HOPEFUL = "tests.vllm.hopeful"
 
 
 def await_settled(folder: Path) -> None:
@@ -127,6 +128,29 @@ def test_nor_one_of_several_parts(deep: Path, nursery: Any, expected_deep: Expec
         assert served(made, daemon, deep / "deep")[1], "a part of it is not kept"
 
 
+@pytest.mark.parametrize("division", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_read_none_of_their_weights_or_all(scene: Scene, models: Path, division: str) -> None:
+    """Each has a daemon of its own, which may have kept what another has not."""
+    await_settled(models / "talker")
+    daemons = [scene.daemon(keep_host="256MiB") for _ in range(2)]
+    pattern = daemons[0].folder.with_name("d{gpu}")
+    division_of: dict[str, Any] = {division: 2}
+    (alone,) = scene.start(plain(models / "talker", **division_of))
+    expected = [alone.generate(few, TOKENS) for few in REQUESTS]
+    alone.close()
+    for keeps, imports in ((False, ""), (True, ""), (False, ""), (True, ""), (False, HOPEFUL)):
+        how = on_swapd(models / "talker", pattern, worker_cls=f"{COUNTING}Worker", **division_of)
+        (engine,) = scene.start(how, imports=imports)
+        assert [engine.generate(few, TOKENS) for few in REQUESTS] == expected
+        assert [not read for read in engine.call("tensors_read")] == [keeps] * 2
+        engine.close()
+        for daemon in daemons:
+            while daemon.status().components:
+                daemon.await_record("SessionGone")
+        if keeps:
+            daemons[1].observer.forget()
+
+
 def rewrite(model: Path, other: Path) -> None:
     """In place: the file keeps its size, its mtime and its inode."""
     path = model / "model.safetensors"
@@ -198,10 +222,12 @@ def test_a_model_in_which_more_than_parameters_is_made_of_weights_is_read_each_t
 def test_what_goes_after_it_was_found_is_read(
     scene: Scene, daemon: harness.Daemon, talker: Path, expected: Expected
 ) -> None:
-    engine, read = started(scene, daemon, talker, "Hopeful")
+    engine = scene.process("talker")
+    engine.imports(HOPEFUL)
+    engine.start(**on_swapd(talker, daemon.folder, worker_cls=f"{COUNTING}Worker"))
     assert "reads no weights" in engine.log
     assert "reads its files after all" in engine.log
-    assert read
+    assert engine.call("tensors_read")[0]
     assert [engine.generate(few, TOKENS) for few in REQUESTS] == expected["talker"]
 
 

@@ -23,6 +23,11 @@ def keep_weights() -> None:
 
 class CPUWorker(SwapdWorkerMixin, VllmCPUWorker):  # type: ignore[misc]
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        if not config.is_disabled():
-            keep_weights()
+        if config.is_disabled():
+            return super().load_model(load_dummy_weights=load_dummy_weights)
+        keep_weights()
         super().load_model(load_dummy_weights=load_dummy_weights)
+        if self.parallel_config.pipeline_parallel_size > 1:
+            # vLLM makes what a later rank receives in its profile run, which no CPU has
+            with self._swapd.using():
+                self._dummy_forward()

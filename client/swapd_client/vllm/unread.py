@@ -6,8 +6,9 @@ components of both, vLLM reads nothing, and processes memory that was never writ
 that its kernels want. Then the fingerprint is taken again, and the components are registered under
 all three: so loading and processing must have left nothing else in the model than now.
 
-Only stages of one rank start so, with layers that vLLM declares complete without their processing
-(`supports_pre_processed_weights`).
+Only layers that vLLM declares complete without their processing start so
+(`supports_pre_processed_weights`). All ranks of a stage read, or none, since they compute together
+while a stage starts.
 """
 
 import os
@@ -59,22 +60,26 @@ _READS: Mapping[str, Callable[[Any], object]] = {
     "kv_cache_dtype": lambda c: c.cache_config.cache_dtype != "auto",
     "LoRA": lambda c: c.lora_config is not None,
     "speculative decoding": lambda c: c.speculative_config is not None,
-    "several ranks": lambda c: (
-        c.parallel_config.world_size > 1 or c.parallel_config.data_parallel_size > 1
-    ),
+    "data parallelism": lambda c: c.parallel_config.data_parallel_size > 1,
+    "expert parallelism": lambda c: c.parallel_config.enable_expert_parallel,
     "weight_transfer_config": lambda c: c.weight_transfer_config is not None,
     "ec_transfer_config": lambda c: c.ec_transfer_config is not None,
 }
 
 
+Agree = Callable[[bool], bool]
+
+
 class KeptWeights:
-    def __init__(self, name: str, worker: Any, status: Callable[[], Status]) -> None:
+    def __init__(self, name: str, worker: Any, status: Callable[[], Status], agree: Agree) -> None:
+        """`agree`: as `WorkerStart._agree`."""
+        self._agree = agree
         self._name = name
         self._worker = worker
         self._status = status
         self._key = key_of(worker)
         self._loaded = ""
-        self.is_unread = False
+        self._began = self.is_unread = False
         #: Entries of vLLM's configuration to which building the model adds.
         compilation = worker.vllm_config.compilation_config
         self._layers = compilation.static_forward_context
@@ -82,14 +87,21 @@ class KeptWeights:
         self._before = dict(self._layers), list(self._experts)
 
     @classmethod
-    def of(cls, name: str, worker: Any, status: Callable[[], Status]) -> "KeptWeights | None":
-        """None: no weights of this stage are kept."""
-        if not status().keep_host_bytes:
-            return None
+    def of(
+        cls, name: str, worker: Any, status: Callable[[], Status], agree: Agree
+    ) -> "KeptWeights | None":
+        """None: no weights of this stage are kept. Blocks until all ranks have called it."""
+        found = cls._of(name, worker, status, agree) if status().keep_host_bytes else None
+        return found if agree(found is not None) else None
+
+    @classmethod
+    def _of(
+        cls, name: str, worker: Any, status: Callable[[], Status], agree: Agree
+    ) -> "KeptWeights | None":
         try:
             why = next((said for said, reads in _READS.items() if reads(worker.vllm_config)), "")
             if not why:
-                return cls(name, worker, status)
+                return cls(name, worker, status, agree)
         except Exception as exc:  # noqa: BLE001 - of any model: it starts without this
             why = repr(exc)
         log.info("%s reads its files at each start, whatever swapd keeps: %s", name, why)
@@ -97,15 +109,16 @@ class KeptWeights:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """In the block, vLLM reads the weights only if they are not kept."""
+        """In the block, vLLM reads the weights only if those of all ranks are kept."""
         read = DefaultModelLoader.load_weights
 
         def load(loader: Any, model: Module, config: Any) -> None:
-            if self._key and not self._loaded and self._is_kept(model):
+            self._key = "" if self._began else self._key  # a second model: neither is kept
+            first, self._began = not self._began, True
+            if first and self._agree(self._is_kept(model)):
                 self.is_unread = True
                 log.info("%s reads no weights: swapd has kept them", self._name)
                 return
-            self._key = "" if self._loaded else self._key  # a second model: neither is kept
             read(loader, model, config)
             self._loaded = self._key and self._printed(model)
 
@@ -139,11 +152,8 @@ class KeptWeights:
         self._experts[:] = self._before[1]
 
     def _is_kept(self, model: Module) -> bool:
-        self._loaded = self._printed(model)
-        found = bool(self._loaded) and has_all(self._status().kept, self._key, self._loaded)
-        if not found:
-            self._loaded = ""
-        return found
+        self._loaded = self._key and self._printed(model)
+        return bool(self._loaded) and has_all(self._status().kept, self._key, self._loaded)
 
     def _printed(self, model: Module) -> str:
         """Return the model's fingerprint; "": its weights are not kept."""
@@ -184,7 +194,8 @@ def key_of(worker: Any) -> str:
         swapd_client.__version__,
         {name: getattr(sys.modules.get(name), "__version__", "") for name in _PACKAGES},
         f"{type(worker).__module__}.{type(worker).__qualname__}",
-        *(worker.rank, repr(config.parallel_config.world_size), _device(worker.device)),
+        *(worker.rank, _device(worker.device)),
+        *(repr(getattr(config.parallel_config, name)) for name in _RANKS),
         *(model.model, model.revision, model.code_revision, str(model.dtype)),
         *(model.hf_config.to_json_string(use_diff=False), str(model.hf_overrides)),
         *(str(getattr(model, name, None)) for name in _OF_THE_MODEL),
@@ -197,6 +208,7 @@ def key_of(worker: Any) -> str:
 
 
 _PACKAGES = ("vllm", "vllm_omni", "torch", "transformers", "triton", "flashinfer")
+_RANKS = ("world_size", "tensor_parallel_size", "pipeline_parallel_size")
 _OF_THE_MODEL = ("model_impl", "convert_type", "runner_type", "model_stage", "trust_remote_code")
 
 

@@ -122,6 +122,11 @@ class WorkerStart(_Above):  # type: ignore[misc]
             return partial(gather, (get_pp_group(), get_tp_group()))
         return None
 
+    def _agree(self, one: bool) -> bool:
+        """Return whether all ranks call it with True. Blocks until they have called it."""
+        share = self._share()
+        return one if share is None else {*share(str(one))} == {str(True)}
+
     # --- loading -------------------------------------------------------------------------
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -173,7 +178,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
             )
 
     def _load(self, name: str, *args: Any, **kwargs: Any) -> None:
-        kept = KeptWeights.of(name, self, self._swapd.client.status)
+        kept = KeptWeights.of(name, self, self._swapd.client.status, self._agree)
         if self._swapd.options.streams:
             set_offloader(HostLayers())
         moved = None
@@ -181,10 +186,13 @@ class WorkerStart(_Above):  # type: ignore[misc]
             moved = self._load_and_move(name, kept, *args, **kwargs)
         except Unfound as exc:
             log.warning("%s reads its files after all: %s", name, exc)
-        if moved is None:  # not in the handler, whose traceback keeps the model
-            assert kept is not None
+        # not in the handler, whose traceback keeps the model
+        if kept is not None and kept.is_unread and not self._agree(moved is not None):
+            if moved is not None:  # those of another rank were not kept
+                self._swapd.memory.take_back()
             kept.start_over()
             moved = self._load_and_move(name, None, *args, **kwargs)
+        assert moved is not None
         moving, share = self._moving, self._share()
         # the ranks of a pipeline have unequal parts
         of_all_ranks = moved if share is None else sum(map(int, share(str(moved))))
