@@ -12,7 +12,7 @@ import msgspec
 
 import swapd_client
 from swapd import spawn
-from swapd_client.client import Client
+from swapd_client.leasing import Leasing
 from swapd_client.offload.stream import StreamPass
 
 
@@ -76,7 +76,7 @@ def _timed() -> Iterator[_Waits]:
     """Count the time of acquires and waits for weights, whole or in blocks."""
     waits = _Waits()
     with ExitStack() as patches:
-        for owner, name in ((Client, "acquire"), (StreamPass, "enter"), (StreamPass, "need")):
+        for owner, name in ((Leasing, "take"), (StreamPass, "enter"), (StreamPass, "need")):
             timed = waits.timed(getattr(owner, name))
             patches.enter_context(patch.object(owner, name, timed))
         yield waits

@@ -13,7 +13,6 @@ from swapd.core import (
     deadlock,
     eviction,
     explain,
-    following,
     leases,
     requests,
     sharing,
@@ -124,7 +123,7 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     """Grant, share a load, queue, or refuse for good. All names are registered."""
     asked = ledger.named(w.names)
     if ledger.predicted:
-        following.note_asked(ledger, asked)
+        ahead.note_asked(ledger, asked)
     if w.spare and ahead.lacks_room(ledger, asked):
         _spend(ledger, w)
     found = sharing.at_once(ledger, w, asked)

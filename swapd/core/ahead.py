@@ -130,11 +130,22 @@ def note_use(ledger: Ledger, used: list[Component]) -> None:
         ledger.replan = True
 
 
+def note_asked(ledger: Ledger, asked: list[Component]) -> None:
+    """End the predictions of what an acquire asks for, and of what follows it."""
+    for follower in following.note_asked(ledger, asked):
+        for c in _named(ledger, follower.name):
+            if c.name in ledger.prefetches:
+                _take_back(ledger, c)
+
+
 def _beside_the_rest(ledger: Ledger, follower: Follower, used: list[Component]) -> list[Component]:
-    """Return the components that are not expected yet, and leave room for the parts that the use
-    before them still needs: what came in instead of those would leave again for them."""
+    """Return the components that are not expected yet, and leave room for what the use before them
+    still needs: what came in instead of that would leave again for it."""
     absent = [c for c in _absent(ledger, follower) if c.name not in ledger.prefetches]
-    if not absent or not (rest := _still_needed(ledger, follower, used)):
+    if follower.seen and ledger.rivals(absent):
+        return []
+    rest = _still_needed(ledger, follower, used) if absent else 0
+    if not (rest or follower.seen):
         return absent
     expected = sum([c.chunks for c in _named(ledger, follower.name) if c.expected])
     left = eviction.may_free(ledger) - rest - expected
@@ -143,10 +154,14 @@ def _beside_the_rest(ledger: Ledger, follower: Follower, used: list[Component]) 
 
 
 def _still_needed(ledger: Ledger, follower: Follower, used: list[Component]) -> int:
-    """Return the chunks of the parts that the use before `follower` needs beside `used`."""
+    """Return the chunks that the use before `follower` needs: of the parts that it has not had. Of
+    what was only seen nobody says when it ends, as of a loop: all that it has had stays, too."""
     now = {c.name for c in used}
     parts = _named(ledger, follower.after)
     needed = [c for c in parts if following.is_still_needed(follower, c) and c.name not in now]
+    if follower.seen:
+        here = [c for c in (*parts, *used) if c.name in ledger.idle]
+        needed = list(dict.fromkeys(needed + here))
     return sum([c.chunks for c in needed])
 
 

@@ -48,21 +48,19 @@ def is_still_needed(follower: Follower, c: Component) -> bool:
     return not c.leases and follower.began_before <= c.used_since < follower.began
 
 
-def note_asked(ledger: Ledger, asked: list[Component]) -> None:
-    """End the predictions of what an acquire asks for: they came true."""
+def note_asked(ledger: Ledger, asked: list[Component]) -> list[Follower]:
+    """End the predictions of what an acquire asks for: they came true. Return those that are in
+    vain, since what they follow is used again, and has left for them."""
     for name in dict.fromkeys(c.side for c in asked):
         follower = ledger.predicted.pop(name, None)
         if follower is not None:
             _came_true(ledger, follower, [c for c in asked if c.side == name])
-    if absent := [c for c in asked if c.state is State.ABSENT]:
-        _note_out(ledger, absent)
-
-
-def _note_out(ledger: Ledger, absent: list[Component]) -> None:
-    """End the predictions of what came in while `absent`, which is used again before it, left."""
-    for follower in list(ledger.predicted.values()):
-        if follower.acted and any(is_used_up(follower, c) for c in absent):
-            _is_in_vain(ledger, follower)
+    out = [c for c in asked if c.state is State.ABSENT or c.evicting]
+    acted = [f for f in ledger.predicted.values() if f.acted] if out else []
+    in_vain = [f for f in acted if any(is_used_up(f, c) for c in out)]
+    for follower in in_vain:
+        _is_in_vain(ledger, follower)
+    return in_vain
 
 
 def _came_true(ledger: Ledger, follower: Follower, parts: list[Component]) -> None:

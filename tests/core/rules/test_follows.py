@@ -5,7 +5,7 @@ import pytest
 from swapd.core.actions import Accept, Foresee, Foreseen
 from swapd.core.ahead import FOLLOWED_MAX
 from swapd.core.following import TRUSTED
-from swapd.shared.protocol import Release
+from swapd.shared.protocol import Policy, Release
 from tests.core.world import Make, World
 
 
@@ -362,3 +362,33 @@ def test_a_use_that_goes_on_ends_a_prediction_that_took_its_room(make: Make) -> 
             step(w, s, f"a/{i}")
     assert all(step(w, s, f"a/{i}") for i in range(4)), "its room is its own again"
     assert w.ledger.followers["a"]["b"].trust < TRUSTED
+
+
+@pytest.mark.parametrize("policy", ["lru", "alternating"])
+def test_a_loop_keeps_its_place_though_something_was_seen_to_follow_it(
+    make: Make, policy: Policy
+) -> None:
+    """Once in a picture: nobody says which step of the DiT is the last."""
+    w = make(10, residency_factor=0.0)
+    s = w.open()
+    for name, chunks in (("dit", 9), ("vae", 2)):
+        w.register(s, name, chunks, policy=policy, group="g" if policy == "alternating" else None)
+    w.follows(s, "vae", after="dit", seen=True)
+    for _ in range(3):
+        for _ in range(20):
+            step(w, s, "dit")
+        step(w, s, "vae")
+    assert w.evictions() == ["dit", "vae"] * 2 + ["dit"]
+
+
+def test_a_loop_that_loses_its_place_to_what_follows_it_does_so_a_few_times(make: Make) -> None:
+    """What leaves for "vae" is still on its way out when the next step asks for it."""
+    w = make(10, residency_factor=0.0, strict=True)
+    s = w.open()
+    w.register(s, "dit", 9)
+    w.register(s, "vae", 2)
+    w.follows(s, "vae", after="dit")
+    for _ in range(20):
+        w.release(w.use(s, "dit"))
+    assert w.evictions() == ["dit"] * 3
+    assert came(w) == [("vae", "in_vain")] * 3
