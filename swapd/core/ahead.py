@@ -87,9 +87,13 @@ def on_follows(ledger: Ledger, session: int, asked: Follows) -> None:
         return ledger.refuse(key, "bad_request", problem)
     _forget(ledger, asked.after)
     if asked.names:
-        followers = {name: Follower(name, asked.after, session, asked.seen) for name in asked.names}
-        ledger.followers[asked.after] = followers
+        ledger.followers[asked.after] = _followers(session, asked)
     ledger.accept(key)
+
+
+def _followers(session: int, asked: Follows) -> dict[str, Follower]:
+    seen = asked.seen  # of a loop, until it has come after one use
+    return {name: Follower(name, asked.after, session, seen, looped=seen) for name in asked.names}
 
 
 def _no_place(ledger: Ledger, asked: Follows) -> str | None:
@@ -132,7 +136,9 @@ def note_use(ledger: Ledger, used: list[Component]) -> None:
 
 def note_asked(ledger: Ledger, asked: list[Component]) -> None:
     """End the predictions of what an acquire asks for, and of what follows it."""
-    for follower in following.note_asked(ledger, asked):
+    following.note_asked(ledger, asked)
+    out = [c for c in asked if c.state is State.ABSENT or c.evicting]
+    for follower in following.note_out(ledger, out) if out else ():
         for c in _named(ledger, follower.name):
             if c.name in ledger.prefetches:
                 _take_back(ledger, c)
@@ -142,27 +148,33 @@ def _beside_the_rest(ledger: Ledger, follower: Follower, used: list[Component]) 
     """Return the components that are not expected yet, and leave room for what the use before them
     still needs: what came in instead of that would leave again for it."""
     absent = [c for c in _absent(ledger, follower) if c.name not in ledger.prefetches]
-    if follower.seen and ledger.rivals(absent):
+    if follower.ends_a_loop and ledger.rivals(absent):
         return []
     rest = _still_needed(ledger, follower, used) if absent else 0
-    if not (rest or follower.seen):
-        return absent
-    expected = sum([c.chunks for c in _named(ledger, follower.name) if c.expected])
-    left = eviction.may_free(ledger) - rest - expected
-    sizes = accumulate(c.chunks for c in absent)
-    return [c for c, size in zip(absent, sizes, strict=True) if size <= left]
+    if rest or follower.ends_a_loop:
+        expected = sum([c.chunks for c in _named(ledger, follower.name) if c.expected])
+        return _first_of(absent, eviction.may_free(ledger) - rest - expected)
+    return absent
+
+
+def _first_of(components: list[Component], chunks: int) -> list[Component]:
+    sizes = accumulate(c.chunks for c in components)
+    return [c for c, size in zip(components, sizes, strict=True) if size <= chunks]
 
 
 def _still_needed(ledger: Ledger, follower: Follower, used: list[Component]) -> int:
-    """Return the chunks that the use before `follower` needs: of the parts that it has not had. Of
-    what was only seen nobody says when it ends, as of a loop: all that it has had stays, too."""
+    """Return the chunks that the use before `follower` needs: those of the parts that it has not
+    had, and in a loop those that it has had, too."""
     now = {c.name for c in used}
     parts = _named(ledger, follower.after)
     needed = [c for c in parts if following.is_still_needed(follower, c) and c.name not in now]
-    if follower.seen:
-        here = [c for c in (*parts, *used) if c.name in ledger.idle]
-        needed = list(dict.fromkeys(needed + here))
+    if follower.ends_a_loop:
+        needed = list(dict.fromkeys(needed + _idle(ledger, parts + used)))
     return sum([c.chunks for c in needed])
+
+
+def _idle(ledger: Ledger, components: list[Component]) -> list[Component]:
+    return [c for c in components if c.name in ledger.idle]
 
 
 def lacks_room(ledger: Ledger, asked: Iterable[Component]) -> bool:

@@ -25,10 +25,12 @@ def predict(ledger: Ledger, used: Iterable[Component]) -> Iterator[Follower]:
     sides: dict[str, float] = {}
     for c in used:
         sides[c.side] = max(c.used_since, sides.get(c.side, 0.0))
+    anew = {c.side for c in used if not c.leases}
     for name, used_since in sides.items():
         for follower in ledger.followers.get(name, {}).values():
             if used_since >= follower.began:
                 follower.began_before, follower.began = follower.began, ledger.now
+                follower.uses += name in anew
             before = ledger.predicted.get(follower.name)
             if before is None or not before.acted:
                 ledger.predicted[follower.name] = before = follower
@@ -48,15 +50,19 @@ def is_still_needed(follower: Follower, c: Component) -> bool:
     return not c.leases and follower.began_before <= c.used_since < follower.began
 
 
-def note_asked(ledger: Ledger, asked: list[Component]) -> list[Follower]:
-    """End the predictions of what an acquire asks for: they came true. Return those that are in
-    vain, since what they follow is used again, and has left for them."""
+def note_asked(ledger: Ledger, asked: list[Component]) -> None:
+    """End the predictions of what an acquire asks for: they came true."""
     for name in dict.fromkeys(c.side for c in asked):
         follower = ledger.predicted.pop(name, None)
         if follower is not None:
+            follower.looped, follower.uses = follower.uses > 1, 0
             _came_true(ledger, follower, [c for c in asked if c.side == name])
-    out = [c for c in asked if c.state is State.ABSENT or c.evicting]
-    acted = [f for f in ledger.predicted.values() if f.acted] if out else []
+
+
+def note_out(ledger: Ledger, out: list[Component]) -> list[Follower]:
+    """End the predictions of what took the place of `out`, which are used again before it: in vain.
+    Return them."""
+    acted = [f for f in ledger.predicted.values() if f.acted]
     in_vain = [f for f in acted if any(is_used_up(f, c) for c in out)]
     for follower in in_vain:
         _is_in_vain(ledger, follower)
@@ -97,7 +103,6 @@ def note_evicted(ledger: Ledger, c: Component) -> None:
 
 
 def _is_in_vain(ledger: Ledger, follower: Follower) -> None:
-    del ledger.predicted[follower.name]
     follower.trust *= KEPT_IN_VAIN
     _end(ledger, follower, "in_vain")
 

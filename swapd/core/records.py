@@ -348,6 +348,14 @@ class Follower:
     began: float = 0.0
     began_before: float = 0.0
     acted: bool = False
+    #: Uses of `after` since it was last asked for; and whether there were several before that.
+    uses: int = 0
+    looped: bool = False
+
+    @property
+    def ends_a_loop(self) -> bool:
+        """Whether `after` is used several times before it, and nobody says which is the last."""
+        return self.looped or self.uses > 1
 
 
 @dataclass(slots=True, eq=False)
