@@ -76,7 +76,6 @@ class Daemon:
         self._core = Residency(device.chunks, device.chunk_bytes, _rules(config))
         self._copies = HostCopies(config.host_memory, device)
         self._connections: dict[int, WorkerConnection] = {}
-        self._watchdog: asyncio.TimerHandle | None = None
         #: Timer that stops a daemon without sessions, and whether there has been a session: the
         #: first client may take a while to connect.
         self._linger: asyncio.TimerHandle | None = None
@@ -125,7 +124,7 @@ class Daemon:
     def _beat(self) -> None:
         if (waits_s := watchdog_s()) is not None:
             notify_systemd("WATCHDOG=1")
-            self._watchdog = self._loop.call_later(waits_s / 2, self._beat)
+            self._loop.call_later(waits_s / 2, self._beat)
 
     def stop(self) -> None:
         """Stop cleanly: refuse waiters, and wait until leases end and bytes are saved. A second
@@ -321,9 +320,6 @@ class Daemon:
         self._dispatch.close()
         self._dispatch.stop()
         await self._saved()
-        for timer in (self._watchdog, self._linger):
-            if timer is not None:
-                timer.cancel()
         self._swap_log.close()
         self._publisher.close()
         self._folder.remove_sockets()

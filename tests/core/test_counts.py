@@ -130,6 +130,14 @@ def test_parts_count_as_their_family_and_what_is_gone_as_others() -> None:
     assert w.ledger.counts.of[OTHERS].loads == w.ledger.loads == 2
 
 
+def test_uses_that_a_release_tells_of_count_as_hits() -> None:
+    w = World(10)
+    s = w.open()
+    w.register(s, "a", 1)
+    w.release(w.use(s, "a"), again=3)
+    assert [w.ledger.hits, w.ledger.counts.of["a"].hits, w.ledger.components["a"].hits] == [3] * 3
+
+
 def test_names_that_come_and_go_leave_their_sums_and_nothing_else() -> None:
     ledger = Ledger(1, 1, Rules())
     counts = ledger.counts

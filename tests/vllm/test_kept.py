@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,18 @@ def test_nor_one_of_several_parts(deep: Path, nursery: Any, expected_deep: Expec
         assert served(made, daemon, deep / "deep")[1], "a part of it is not kept"
 
 
-@pytest.mark.parametrize("division", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_ranks_read_none_of_their_weights_or_all(scene: Scene, models: Path, division: str) -> None:
+#: The starts of a stage with two ranks: whether it reads, and what it imports. From the second on
+#: a part of it is forgotten after each.
+STARTS = ((True, ""), (False, ""), (True, ""), (True, HOPEFUL))
+
+
+@pytest.mark.parametrize(
+    ("division", "starts"),
+    [("tensor_parallel_size", STARTS), ("pipeline_parallel_size", STARTS[:2])],
+)
+def test_ranks_read_none_of_their_weights_or_all(
+    scene: Scene, models: Path, division: str, starts: Sequence[tuple[bool, str]]
+) -> None:
     """Each has a daemon of its own, which may have kept what another has not."""
     await_settled(models / "talker")
     daemons = [scene.daemon(keep_host="256MiB") for _ in range(2)]
@@ -138,16 +148,16 @@ def test_ranks_read_none_of_their_weights_or_all(scene: Scene, models: Path, div
     (alone,) = scene.start(plain(models / "talker", **division_of))
     expected = [alone.generate(few, TOKENS) for few in REQUESTS]
     alone.close()
-    for keeps, imports in ((False, ""), (True, ""), (False, ""), (True, ""), (False, HOPEFUL)):
+    for number, (reads, imports) in enumerate(starts):
         how = on_swapd(models / "talker", pattern, worker_cls=f"{COUNTING}Worker", **division_of)
         (engine,) = scene.start(how, imports=imports)
         assert [engine.generate(few, TOKENS) for few in REQUESTS] == expected
-        assert [not read for read in engine.call("tensors_read")] == [keeps] * 2
+        assert [bool(read) for read in engine.call("tensors_read")] == [reads] * 2
         engine.close()
         for daemon in daemons:
             while daemon.status().components:
                 daemon.await_record("SessionGone")
-        if keeps:
+        if number:
             daemons[1].observer.forget()
 
 
