@@ -2,11 +2,13 @@
 
 import os
 import select
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -172,6 +174,25 @@ def test_one_that_was_started_by_hand_and_does_not_serve_yet_is_waited_for(
         daemon = daemon_of(client)
     with daemon:
         assert has_ended(daemon)
+
+
+def test_one_that_does_not_serve_in_time_is_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[OwnedFd] = []
+    launch = starting._launch
+
+    def launch_another(_: list[str], *how: Any) -> int:
+        pid = launch([sys.executable, "-c", "import signal; signal.pause()"], *how)
+        launched.append(OwnedFd(os.pidfd_open(pid)))
+        return pid
+
+    monkeypatch.setattr(starting, "_launch", launch_another)
+    monkeypatch.setattr(starting, "START_S", 0.5)
+    with pytest.raises(NotRunning, match=r"did not serve .* within 0\.5 s, and was ended"):
+        connect(folder, start=True)
+    with launched[0] as process:
+        assert has_ended(process)
 
 
 def test_one_that_is_there_is_used(world: World) -> None:

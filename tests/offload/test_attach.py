@@ -215,10 +215,11 @@ def test_a_model_that_was_detached_is_not_kept(client: Client) -> None:
 
 def test_a_client_that_is_closed_takes_its_hooks_along(client: Client) -> None:
     model, expected = computed(TOKENS, Model)
-    client.attach(model)
+    attachment = client.attach(model)
     client.close()
     assert torch.equal(model(TOKENS), expected)
     assert not any("_call_impl" in vars(m) for m in model.modules())
+    attachment.detach()
 
 
 @pytest.mark.parametrize("again", [False, True])

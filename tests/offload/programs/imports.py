@@ -73,6 +73,7 @@ def compiled_afterwards(client: Client) -> None:
             for resident in (None, 0):
                 client.resize("text_encoder", resident)
                 swaps(client, call, argument, expected)
+            assert "forward" in vars(text), "code compiled for other modules is not for it"
             compiled = len(compilations)
             swaps(client, call, argument, expected)
             assert len(compilations) == compiled > 0
