@@ -31,6 +31,7 @@ class Asked(Engine):
         torch._dynamo.config.disable = bool(arguments["enforce_eager"])
         _stand_in_for_packages()
         _mend_speculation()
+        _compile_grammars_at_once()
         super().start(**arguments)
 
     def put(self, requests: Sequence[Mapping[str, Any]]) -> None:
@@ -114,6 +115,16 @@ def _mend_speculation() -> None:
         name = getattr(getattr(one, "kernel", None), "__name__", "")
         if name and hasattr(cpu_triton_utils, name):
             one.kernel = getattr(cpu_triton_utils, name)
+
+
+def _compile_grammars_at_once() -> None:
+    """vLLM compiles them in threads: how long that takes would decide which requests share a batch,
+    and so the last bits."""
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    StructuredOutputManager._use_async_grammar_compilation = property(
+        lambda _: False, lambda *_: None
+    )
 
 
 def _module(name: str, **contents: object) -> ModuleType:
