@@ -314,13 +314,13 @@ class Doubling(nn.Module):
 
 
 @deprecated
-@deprecated
 def test_a_traced_module_is_refused_by_name(client: Client) -> None:
     traced = jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     with pytest.raises(InvalidSource, match=r"'m.0' is scripted or traced"):
         client.attach({"m": nn.Sequential(traced)})
 
 
+@deprecated
 def test_the_original_of_a_compiled_model_is_not_scripted_either(client: Client) -> None:
     model = seeded(Doubling)
     with (
