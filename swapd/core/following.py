@@ -34,7 +34,7 @@ def predict(ledger: Ledger, used: Iterable[Component]) -> Iterator[Follower]:
             before = ledger.predicted.get(follower.name)
             if before is None or not before.acted:
                 ledger.predicted[follower.name] = before = follower
-                follower.since = ledger.now
+                follower.since, follower.failed = ledger.now, False
             if before.trust >= TRUSTED:
                 yield before
 
@@ -71,7 +71,8 @@ def note_out(ledger: Ledger, out: list[Component]) -> list[Follower]:
 
 def _came_true(ledger: Ledger, follower: Follower, parts: list[Component]) -> None:
     if not follower.acted:
-        follower.trust = min(1.0, follower.trust + GAINED)
+        if not follower.failed:
+            follower.trust = min(1.0, follower.trust + GAINED)
         return
     follower.trust = (3.0 * follower.trust + 1.0) / 4.0
     loaded = [c for c in parts if c.expected and _came_for(follower, c)]
@@ -103,6 +104,7 @@ def note_evicted(ledger: Ledger, c: Component) -> None:
 
 
 def _is_in_vain(ledger: Ledger, follower: Follower) -> None:
+    follower.failed = True
     follower.trust *= KEPT_IN_VAIN
     _end(ledger, follower, "in_vain")
 

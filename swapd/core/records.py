@@ -342,12 +342,14 @@ class Follower:
     #: From 1 down to 0; falls when it is loaded ahead in vain.
     trust: float = 1.0
     #: Time of its last prediction. `acted`: it was to be loaded for that, and is not asked for yet.
+    #: `failed`: that was in vain.
     since: float = 0.0
     #: Start of the use that it follows, and of the use before that one. A use begins with what the
     #: last one had already: a family may be used part by part.
     began: float = 0.0
     began_before: float = 0.0
     acted: bool = False
+    failed: bool = False
     #: Uses of `after` since it was last asked for; and whether there were several before that.
     uses: int = 0
     looped: bool = False
