@@ -203,8 +203,7 @@ class Stage:
         self._ask("Commit", owner, protocol.Commit(self._id(), name))
 
     def _prefetch(self) -> None:
-        names = (self._some(self._absent),)
-        self._ask("Prefetch", self._owners[0], protocol.Prefetch(self._id(), names))
+        self.prefetch((self._some(self._absent),), None, "Prefetch")
 
     def _resize(self) -> None:
         name = self._some(self._parts).partition("/")[0]
@@ -268,6 +267,10 @@ class Stage:
             event = events.SessionEnds(self._next(), session, step)
             self._do(A_STEP, event)
         self._do(A_STEP, events.SessionGone(self._next(), session))
+
+    def prefetch(self, names: tuple[str, ...], over: tuple[str, ...] | None, kind: str) -> None:
+        asked = protocol.Prefetch(self._id(), names, over=over)
+        self._ask(kind, self._owners[0], asked)
 
     # --- sending -------------------------------------------------------------------------
 

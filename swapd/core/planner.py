@@ -3,7 +3,7 @@
 A victim is no longer RESIDENT once its eviction is ordered, so no decision counts it twice.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import islice
 
 from swapd.core import admission, deadlock, eviction, sharing, transfers, twins
@@ -152,16 +152,6 @@ class Planner:
                 wanted.add(c.name)
         return False
 
-    def _make_room_ahead(self, c: Component) -> bool:
-        over = self._ledger.prefetches[c.name]
-
-        def may_evict(other: Component) -> bool:
-            return eviction.may_go_for(c, other, over) and self._may_evict(
-                other, other.priority, 0.0
-            )
-
-        return self._take_room(None, [c], may_evict, over)
-
     def _take_room(
         self,
         w: Waiter | None,
@@ -271,30 +261,58 @@ class Planner:
         """Load prefetches. Those with `over` load one at a time, so that an acquire waits for one
         copy at most."""
         ledger = self._ledger
-        in_vain: dict[str, int] = {}
+        in_vain: dict[Hashable, int] = {}
+        may_free = self._may_free_ahead() if ledger.prefetches else 0
+        for c in self._to_prefetch():
+            over = ledger.prefetches[c.name]
+            kind = self._kind(c, over)
+            if c.chunks >= in_vain.get(kind, c.chunks + 1):
+                continue  # one of its kind that is no larger found no room
+            if c.chunks <= may_free and self._load_ahead(c, over):
+                may_free = self._may_free_ahead()
+            elif ledger.leaving or not (ledger.pool.free or ledger.idle.chunks):
+                return  # keep what is about to be free for this one; or no other finds room
+            else:
+                in_vain[kind] = c.chunks
+
+    def _to_prefetch(self) -> Iterator[Component]:
+        """Yield what may load now, and forget what need not."""
+        ledger = self._ledger
         for name, over in list(ledger.prefetches.items()):
+            c = ledger.components[name]
             if over is not None and ledger.ahead in ledger.moves:
                 continue
-            c = ledger.components[name]
-            if c.part_of and c.chunks >= in_vain.get(c.part_of, c.chunks + 1):
-                continue  # a part of its family that is no larger found no room
-            if not self._try_prefetch(c):
-                if ledger.leaving:
-                    return  # keep the room that is about to be free for this prefetch
-                if not (ledger.pool.free or ledger.idle.chunks):
-                    return  # no room for the others
-                in_vain[c.part_of] = c.chunks
+            if self._needs_no_load(c):
+                del ledger.prefetches[name]
+            else:
+                yield c
 
-    def _try_prefetch(self, c: Component) -> bool:
-        """Load `c` if there is or can be room; return whether the prefetch is done."""
+    def _may_free_ahead(self) -> int:
+        """Return the chunks that may be free for prefetches at most."""
         ledger = self._ledger
+        may_go = sum([c.chunks for c in ledger.idle if not c.expected])
+        return ledger.pool.free + ledger.leaving + may_go
+
+    def _kind(self, c: Component, over: Hashable) -> Hashable:
+        """Return what decides, beside its size, whether a prefetch of `c` finds room."""
+        twin = twins.may_have_one(self._ledger, c) and c.name
+        return c.part_of, c.group, c.policy, over, twin
+
+    def _needs_no_load(self, c: Component) -> bool:
         is_there = c.on_device and not c.evicting and not c.superseded
-        if c.unregistering or is_there or twins.to_join(ledger, c) is not None:
-            del ledger.prefetches[c.name]
-            return True
-        if not self._make_room_ahead(c):
+        return c.unregistering or is_there or twins.to_join(self._ledger, c) is not None
+
+    def _load_ahead(self, c: Component, over: tuple[str, ...] | None) -> bool:
+        """Load `c` if there is or can be room; return whether it loads."""
+        ledger = self._ledger
+
+        def may_evict(other: Component) -> bool:
+            may_go = eviction.may_go_for(c, other, over)
+            return may_go and self._may_evict(other, other.priority, 0.0)
+
+        if not self._take_room(None, [c], may_evict, over):
             return False
-        over = ledger.prefetches.pop(c.name)
+        ledger.prefetches.pop(c.name)
         transfers.load(ledger, c)
         if over is not None:
             ledger.ahead = c.generation

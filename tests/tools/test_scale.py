@@ -63,3 +63,22 @@ def test_an_event_takes_no_more_than_ten_times_as_many_steps_among_very_many(wai
     assert len(ratios) > 30
     worst = {kind: row[3_000, waiters] for kind, row in ratios.items() if len(row) > 1}
     assert {kind: ratio for kind, ratio in worst.items() if ratio > MOST_RATIO} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", [None, ("family-0",)])
+def test_prefetches_that_find_no_room_do_not_look_at_all_that_is_in_each(
+    over: tuple[str, ...] | None,
+) -> None:
+    few, many = (steps_in_vain(components, over) for components in (200, 800))
+    assert many < 8.0 * few  # 4 times as many; each beside all that is in: 16
+
+
+def steps_in_vain(components: int, over: tuple[str, ...] | None) -> float:
+    """Return the steps of a prefetch of families for which only expected components could go."""
+    meter = Steps()
+    stage = Stage(components, 0, meter)
+    families = tuple(f"family-{i}" for i in range(components // 10))
+    stage.prefetch(families, None, "all")
+    stage.prefetch(families[len(families) * 3 // 4 :], over, "in vain")
+    return meter.counts["in vain"][0]
