@@ -5,7 +5,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 import swapd_client
 from swapd.shared.units import size
 from swapd_client import DuplicateName, InvalidSource, TooLarge, connect
+from swapd_client.lease import Lease
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.stage import Stage, turns
 from swapd_client.vllm.stage.connection import Stopped
@@ -453,6 +454,24 @@ def test_weights_can_be_changed_though_the_daemon_is_gone(scene: Scene, when: st
             scene.daemon.kill()
             assert ended.wait(PATIENCE_S)
         double(model)
+    assert torch.equal(model(X), Model()(X) * 2)
+
+
+@pytest.mark.parametrize("step", ["acquire_start", "acquire_workspace"])
+def test_nor_does_a_daemon_that_dies_as_a_change_begins_stop_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    stage, model = scene.stage("thinker")
+    acquire = getattr(stage.client, step)
+
+    def then(*args: int) -> Lease:
+        scene.daemon.kill()
+        return cast("Lease", acquire(*args))
+
+    monkeypatch.setattr(stage.client, step, then)
+    with stage.memory.changing():
+        double(model)
+    assert stage.alone
     assert torch.equal(model(X), Model()(X) * 2)
 
 

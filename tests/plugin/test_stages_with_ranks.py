@@ -254,14 +254,16 @@ def test_all_ranks_get_new_weights(daemons: list[Daemon], cast: Cast) -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 1])
+@pytest.mark.parametrize("noticed_in", ["a step", "a change"])
 def test_a_rank_whose_daemon_is_gone_keeps_its_place(
-    daemons: list[Daemon], cast: Cast, gone: int
+    daemons: list[Daemon], cast: Cast, noticed_in: str, gone: int
 ) -> None:
     cast.stage("a", daemons)
     cast.stage("b", daemons)
     cast.serve()
     daemons[gone].kill()
-    cast.serve()
+    if noticed_in == "a step":
+        cast.serve()
     cast.change()
     cast.serve()
 

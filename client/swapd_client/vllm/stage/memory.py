@@ -43,25 +43,21 @@ class StageMemory:
         self._gate = turns.gate
 
     @contextmanager
-    def loading(self, nbytes: int | None, *, started: bool = False) -> Iterator[None]:
+    def loading(self, nbytes: int | None) -> Iterator[None]:
         """In the block, `nbytes` of device memory are this process's workspace; 0: nothing.
 
         None, or more than the daemon can lend, means as much as it can. Blocks until others have
         given way. Blocks at the end until swapd has the memory back: vLLM then reads the free
-        memory of the GPU, and would count it. `started`: the stage has started before, so it takes
-        the turn to start again.
+        memory of the GPU, and would count it.
         """
         if nbytes == 0:
             yield
             return
-        with ExitStack() as turn:
-            with self._turns.in_order(waits=True):
-                if started:
-                    turn.enter_context(_no_other_starts(self._connection.client))
-                lease = self._workspace(nbytes)
-            with lease:
-                yield
-            self._await_return()
+        with self._turns.in_order(waits=True):
+            lease = self._workspace(nbytes)
+        with lease:
+            yield
+        self._await_return()
 
     def take(
         self,
@@ -129,20 +125,32 @@ class StageMemory:
                 "cache would be dropped: change its weights when they have finished, or set "
                 "kv: auto"
             )
-        with self._gate.changing(self._turns.end):
-            if (error := self._connection.error) is not None:
-                with self._turns.in_order():  # the other ranks wait for this one as usual
-                    self._turns.go_alone(error)
-                    self._connection.refuse_stopped()
-                with _restored_on_error(self._components.tensors):
+        with self._gate.changing(self._turns.end), ExitStack() as start:
+            with self._turns.in_order(waits=True):
+                workspace = self._begin_change(start)
+            tensors = self._components.tensors
+            if workspace is None:
+                with _restored_on_error(tensors):
                     yield
                 return
-            client, components = self._connection.client, self._components
-            with (
-                self.loading(components.nbytes, started=True),
-                _written(client, components.tensors, self._turns.go_alone),
-            ):
+            with workspace, _written(self._connection.client, tensors, self._turns.go_alone):
                 yield
+            self._await_return()
+
+    def _begin_change(self, start: ExitStack) -> Lease | None:
+        """Take the turn to start, and a workspace for a second copy of the weights; None: swapd has
+        none of them, or is gone. In the rank's turn, which others would fail with."""
+        if not self._components.nbytes:
+            return None
+        if (error := self._connection.error) is None:
+            try:
+                start.enter_context(_no_other_starts(self._connection.client))
+                return self._workspace(self._components.nbytes)
+            except SessionEnded as exc:
+                error = exc
+        self._turns.go_alone(error)
+        self._connection.refuse_stopped()
+        return None
 
     def _workspace(self, nbytes: int | None) -> Lease:
         client, stage = self._connection.client, self._connection.stage
