@@ -20,7 +20,6 @@ from swapd_client.asked import (
     Asked,
     Progress,
     cheapest_first,
-    check_seconds,
     each_once,
     few,
     granted,
@@ -37,6 +36,7 @@ from swapd_client.covered import to_its_end
 from swapd_client.dropped import close_when_collected
 from swapd_client.errors import DaemonGone, SwapdError
 from swapd_client.faults import explain_if
+from swapd_client.given import check_seconds
 from swapd_client.lease import AsyncLease
 from swapd_client.leases.book import Record
 from swapd_client.leasing import Leasing
@@ -222,7 +222,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         self, names: Iterable[str], *, timeout: float | None = None
     ) -> list[protocol.Forecast]:
         """As `Client.cheapest`."""
-        found = [await self.forecast(name, timeout=timeout) for name in each_once(names)]
+        found = [await self.forecast(name, timeout=timeout) for name in each_once("names", names)]
         return cheapest_first(found)
 
     async def status(self, *, timeout: float | None = None) -> protocol.Status:

@@ -11,6 +11,7 @@ import msgspec
 from swapd.shared import protocol
 from swapd.shared.units import parse_size
 from swapd_client.errors import InvalidArgument
+from swapd_client.given import check_names, check_seconds, names_in
 from swapd_client.leases.book import Record
 from swapd_client.session.session import Session
 
@@ -19,22 +20,6 @@ PREFETCH_TIMEOUT_S = 30.0
 
 #: Leases in use; None means all.
 Held = tuple[int, ...] | None
-
-
-def check_names(names: Iterable[object]) -> None:
-    for name in names:
-        if not isinstance(name, str):
-            own = getattr(name, "name", None)
-            named = isinstance(own, str)
-            hint = f"give its name, {own!r}" if named else "give names one by one, as in 'a', 'b'"
-            raise InvalidArgument(f"{name!r} is not the name of a component: {hint}")
-
-
-def check_seconds(
-    given: object, argument: str = "timeout", give: str = "a number of seconds"
-) -> None:
-    if not (given is None or (isinstance(given, (int, float)) and given >= 0)):
-        raise InvalidArgument(f"{argument}={given!r}: give {give}, or None")
 
 
 def nbytes_of(size: object) -> Any:
@@ -113,8 +98,8 @@ def of_start(timeout_s: float | None) -> Asked:
     return Asked(request, (protocol.THE_START,), timeout_s)
 
 
-def each_once(names: str | Iterable[str]) -> Iterable[str]:
-    return dict.fromkeys([names] if isinstance(names, str) else names)
+def each_once(argument: str, names: str | Iterable[str]) -> Iterable[str]:
+    return dict.fromkeys(names_in(argument, names))
 
 
 def cheapest_first(forecasts: Iterable[protocol.Forecast]) -> list[protocol.Forecast]:
@@ -156,8 +141,8 @@ def prefetch_of(
     over: Collection[str] | None,
     timeout_s: float | None = None,
 ) -> protocol.Prefetch:
-    others = None if over is None else tuple(each_once(over))
-    check_names((*names, *(others or ())))
+    others = None if over is None else tuple(each_once("over", over))
+    check_names(names)
     check_seconds(timeout_s)
     return protocol.Prefetch(number, names, others, timeout_s)
 

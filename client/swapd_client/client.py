@@ -24,6 +24,7 @@ from swapd_client.asked import (
 from swapd_client.dropped import close_when_collected
 from swapd_client.errors import DaemonGone, SessionEnded
 from swapd_client.faults import explain_if
+from swapd_client.given import A_NAME, check, check_names
 from swapd_client.lease import Lease
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
@@ -235,6 +236,7 @@ class Client(AbstractContextManager["Client"]):
     def _register_family(
         self, name: str, parts: Mapping[str, Any], resident: int | str | None, **how: Any
     ) -> list[Component]:
+        check("name", name, str, A_NAME)
         prepare = partial(self.session.registry.prepare_family, name, parts, **how)
         return registration.register(self.leasing, prepare, {name: nbytes_of(resident)})
 
@@ -536,6 +538,7 @@ class Client(AbstractContextManager["Client"]):
         InUse if the component is leased, OutOfMemory if the GPU has no room (then it stays
         registered), UnknownComponent, SessionEnded.
         """
+        check_names([name])
         for part in self._joined().registry.family(name) or [name]:
             registration.unregister(self.leasing, part)
 
@@ -598,7 +601,8 @@ class Client(AbstractContextManager["Client"]):
         which names the weights that cannot be attached, InvalidArgument, and as `register`.
         """
         with needed("attach"):
-            from swapd_client.offload.attach import Arguments, attach, checked
+            from swapd_client.offload.arguments import Arguments, checked
+            from swapd_client.offload.attach import attach
 
         given = Arguments(
             components=components,
@@ -634,7 +638,9 @@ class Client(AbstractContextManager["Client"]):
         for no holder come first, then those with the shortest copies. One request for each name;
         raises as `forecast`.
         """
-        return cheapest_first(self.forecast(name, timeout=timeout) for name in each_once(names))
+        return cheapest_first(
+            self.forecast(name, timeout=timeout) for name in each_once("names", names)
+        )
 
     def update(self, name: str, values: Mapping[str, Any]) -> None:
         """Give a clean component, or parts of a family, new values: a state dict, or part of one.
@@ -655,6 +661,7 @@ class Client(AbstractContextManager["Client"]):
         component (write to it under a lease instead); OutOfMemory; InUse if another thread updates
         it; UnknownComponent, SessionEnded. After any of them nothing has changed.
         """
+        check_names([name])
         waits = [one.between_passes(name) for one in list(self.attachments) if one.streams(name)]
         # one for all models: an interrupt in an ExitStack would leave what it has entered
         with waits[0] if waits else nullcontext():

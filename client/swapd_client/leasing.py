@@ -18,8 +18,6 @@ from swapd_client import across
 from swapd_client.asked import (
     Asked,
     agent_ahead,
-    check_names,
-    check_seconds,
     few,
     granted,
     of_components,
@@ -29,6 +27,7 @@ from swapd_client.asked import (
 from swapd_client.cancellation import stop_if_cancelled
 from swapd_client.covered import covered
 from swapd_client.errors import SwapdError
+from swapd_client.given import check_names, check_seconds
 from swapd_client.giving_back import GivingBack
 from swapd_client.lease import Lease, hold, hold_kept
 from swapd_client.leases.book import Record

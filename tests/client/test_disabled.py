@@ -204,6 +204,10 @@ def refuses(client: Client, tmp_path: Path) -> list[Any]:
         lambda: client.prefetch("mlp", over=[""]),
         lambda: client.follows("mlp", after="mlp"),
         lambda: client.resize("turns", -1),
+        lambda: client.register(["mlp"], mlp()),  # type: ignore[arg-type]
+        lambda: client.register("segments", mlp(), segments=5),  # type: ignore[arg-type]
+        lambda: client.unregister(["mlp"]),  # type: ignore[arg-type]
+        lambda: client.cheapest(5),  # type: ignore[arg-type]
         lambda: client.pin(7),  # type: ignore[arg-type]
     ]
     found = [code(call) for call in calls]

@@ -44,6 +44,18 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a segment's name": (lambda c: held(c, lambda a: a.wait("a")), "segment='a': "),
     "a module to update with": (lambda c: c.update("a", object()), "as a module's state_dict()"),
     "a list of parts": (lambda c: c.register_family("f", [{"x": b"1"}]), "give a dict of at least"),
+    "a list to unregister": (lambda c: c.unregister(["a", "b"]), "names one by one"),
+    "a list to update": (lambda c: c.update(["a"], {}), "names one by one"),
+    "a number of names": (lambda c: c.cheapest(5), "names=5: give names, as in ['vae', 'dit']"),
+    "a number of others": (lambda c: c.prefetch("a", over=5), "over=5: give names"),
+    "a list as name": (lambda c: c.register(["b"], {"x": b"1"}), "name=['b']: give a name"),
+    "a list as family": (lambda c: c.register_family(["b"], {"p": {"x": b"1"}}), "name=['b']: "),
+    "a part of several": (lambda c: c.register("b", {"x": b"1"}, part_of=["f"]), "part_of=['f']"),
+    "a number of segments": (
+        lambda c: c.register("b", {"x": b"1"}, segments=5),
+        "segments=5: give lists of names",
+    ),
+    "numbers of segments": (lambda c: c.register("b", {"x": b"1"}, segments=[0]), "segments=[0]: "),
     "a start": (lambda c: c.acquire_start(timeout="1"), "timeout='1'"),
 }
 
@@ -65,6 +77,9 @@ def test_a_wrong_argument_says_how_it_is_done(client: Client, case: str) -> None
         ({"timeout": 0}, "timeout=0: give the seconds to wait for the daemon's answer"),
         ({"timeout": None}, "timeout=None: give the seconds"),
         ({"timeout": float("inf")}, "timeout=inf: give the seconds"),
+        ({"device": 0}, "device=0: give a device, as in 'cuda:0', or 'host'"),
+        ({"endpoint": 0}, "endpoint=0: give a device, as in 'cuda:0', or a folder"),
+        ({"label": 5}, "label=5: give a text"),
         ({"endpoint": "localhost:9470"}, "has no address on the network"),
         ({"endpoint": "tcp://127.0.0.1:9470"}, "has no address on the network"),
     ],
@@ -94,6 +109,54 @@ def test_a_misspelt_argument_of_attach_names_the_right_one(client: Client) -> No
         client.attach(torch.nn.Linear(4, 4), policyy="permanent")
     with pytest.raises(InvalidArgument, match="did you mean cpu_offload_strategy"):
         client.attach(torch.nn.Linear(4, 4), cpu_offload_stratgy="sequential")
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"components": 5}, "components=5: give names, as in ['vae', 'dit']"),
+        ({"components": [0]}, "components=[0]: give names"),
+        ({"blocks": {"dit": 3}}, "blocks={'dit': 3}: give names"),
+        ({"wrap_methods": None}, "wrap_methods=None: give names"),
+        ({"extra_tensors": 5}, "extra_tensors=5: give names"),
+        ({"stay": True}, "stay=True: give names"),
+        ({"trainable": 1}, "trainable=1: give names"),
+        ({"kinds": ["dit"]}, "kinds=['dit']: give a dict of components and their kinds"),
+        ({"settings": {"x": 1}}, "settings={'x': 1}: give an OffloadSettings"),
+        ({"prefix": 5}, "prefix=5: give a text"),
+    ],
+)
+def test_a_wrong_argument_of_attach_says_what_to_give(
+    client: Client, given: dict[str, Any], said: str, disabled: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    with (
+        swapd_client.connect(client.session.endpoint, disabled=disabled) as other,
+        pytest.raises(InvalidArgument) as refused,
+    ):
+        other.attach(torch.nn.Linear(4, 4), **given)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"files": 5}, "files=5: give a path, or several"),
+        ({"module": "model"}, "module='model': give a module of torch"),
+        ({"prefix": None}, "prefix=None: give a text"),
+        ({"rename": {"a": "b"}}, "rename={'a': 'b'}: give a callable"),
+        ({"parts": ["a"]}, "parts=['a']: give a dict of parts and the names of their tensors"),
+    ],
+)
+def test_a_wrong_argument_of_load_says_what_to_give(
+    client: Client, given: dict[str, Any], said: str
+) -> None:
+    pytest.importorskip("torch")
+    load = client.load_family if "parts" in given else client.load
+    with pytest.raises(InvalidArgument) as refused:
+        load("b", **{"files": "/nowhere", **given})
+    assert said in str(refused.value)
 
 
 def test_a_command_speaks_of_the_name_alone(client: Client) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from swapd.shared import vm
 from swapd.shared.protocol import Scratch
 from swapd_client.errors import InvalidSource
+from swapd_client.given import check, names_in
 
 #: Address and bytes of each storage.
 Spans = frozenset[tuple[int, int]]
@@ -179,8 +180,9 @@ def by_segment(names: Iterable[str], segments: Segments) -> list[list[str]]:
     Other names go into segment 0: they may be needed from the start. Raises: InvalidSource if a
     segment would be empty.
     """
+    check("segments", segments, Iterable, "lists of names")
+    segments = [names_in("segments", one, segments) for one in segments]
     grouped: list[list[str]] = [[] for _ in segments or [()]]
-    segments = [[one] if isinstance(one, str) else one for one in segments]
     whose = [(prefix, i) for i, segment in enumerate(segments) for prefix in segment]
     for name in names:
         grouped[whose_prefix(name, whose, 0)].append(name)
@@ -305,7 +307,7 @@ class _PyBuffer(ctypes.Structure):
 
 
 def no_such(name: str, names: Iterable[str]) -> InvalidSource:
-    near = get_close_matches(name, list(names), n=1)
+    near = get_close_matches(str(name), list(names), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return InvalidSource(
         f"the component has no tensor {name!r}{hint} Nothing was changed (buffers are no part of "

@@ -4,21 +4,19 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
-from typing import Any
+from dataclasses import replace
 
 import torch
 
-from swapd.shared.protocol import Policy
 from swapd.shared.text import counted
 from swapd.shared.units import size
 from swapd_client import dropped
 from swapd_client.covered import to_its_end
-from swapd_client.errors import DuplicateName, InvalidArgument, InvalidSource, SwapdError, TooLarge
+from swapd_client.errors import DuplicateName, InvalidSource, SwapdError, TooLarge
 from swapd_client.log import log
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.offload import find, hooks, ownership, strategy, tools
+from swapd_client.offload.arguments import Arguments
 from swapd_client.offload.attach_barrier import without_calls
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attachment, take_back_if_dropped
 from swapd_client.offload.find import ComponentModule
@@ -29,9 +27,9 @@ from swapd_client.offload.holdables import (
     StreamedComponent,
 )
 from swapd_client.offload.hooks import BlockHooks
-from swapd_client.offload.installing import Installer, Methods, entrances, methods_of
+from swapd_client.offload.installing import Installer, entrances, methods_of
 from swapd_client.offload.lender import AttachClient
-from swapd_client.offload.private import PrivateBytes, Trainable, Trained, staying, trained_of
+from swapd_client.offload.private import PrivateBytes, Trained, staying, trained_of
 from swapd_client.offload.registering import (
     Registration,
     refuse_what_never_fits,
@@ -39,64 +37,7 @@ from swapd_client.offload.registering import (
     warn_of_registered,
 )
 from swapd_client.offload.scope import ComponentHold
-from swapd_client.offload.settings import NAMES, OffloadSettings, from_keywords
 from swapd_client.offload.strategy import Kind, Sharing
-
-
-@dataclass(frozen=True)
-class Arguments:
-    components: Sequence[str] | None
-    settings: OffloadSettings | None
-    prefix: str
-    policy: Policy
-    resident: int | str | Mapping[str, int | str] | None
-    blocks: Sequence[str] | Mapping[str, Sequence[str]] | None
-    wrap_methods: Methods
-    extra_tensors: Sequence[str]
-    kinds: Mapping[str, Kind]
-    stay: Sequence[str]
-    trainable: Trainable
-
-
-def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
-    """Merge `flags` into `given.settings`. Raises: InvalidSource, InvalidArgument."""
-    _check_names(flags)
-    settings, components = given.settings, given.components
-    if flags and settings is not None:
-        names = ", ".join(flags)
-        raise InvalidArgument(f"settings= and {names}: give all in one or the other")
-    settings = from_keywords(**flags) if flags else settings
-    if settings is not None and given.policy != "lru":
-        raise InvalidSource(
-            f"policy={given.policy!r} and settings both set how components share the device; give "
-            "one of them"
-        )
-    if components is None and settings is not None:
-        components = settings.cpu_offload_components
-    return _listed(replace(given, components=components, settings=settings))
-
-
-def _listed(given: Arguments) -> Arguments:
-    listed = replace(given, **{name: _list_of(getattr(given, name)) for name in _LISTS})
-    if listed.components is not None and not listed.components:
-        raise InvalidArgument("components is empty; leave it out to attach all components found")
-    return listed
-
-
-def _list_of(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _list_of(its) for name, its in value.items()}
-    return [value] if isinstance(value, str) else value
-
-
-_LISTS = ("components", "blocks", "wrap_methods", "extra_tensors", "stay", "trainable")
-
-
-def _check_names(flags: Mapping[str, Any]) -> None:
-    own = [field.name for field in fields(Arguments)]
-    for name in flags.keys() - set(NAMES):
-        if near := get_close_matches(name, own, n=1):
-            raise InvalidArgument(f"attach({name}=...): did you mean {near[0]}=?")
 
 
 def attach(client: AttachClient, model: object, arguments: Arguments) -> Attachment:

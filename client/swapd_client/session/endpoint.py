@@ -15,6 +15,7 @@ from swapd.shared.system import OF_THREADS, LimitError, is_stopped, start
 from swapd.shared.text import TEXT_MAX_CHARS, plain, problem_with_text
 from swapd_client.covered import to_its_end
 from swapd_client.errors import InvalidArgument, LimitReached, NotRunning, Timeout
+from swapd_client.given import check
 
 #: Labels of swapd's own commands begin so; they belong to no stage.
 _COMMAND_LINE = "swapd"
@@ -48,6 +49,7 @@ def label_of(label: str | None) -> str:
 
     Raises: InvalidArgument if no daemon takes the label.
     """
+    check("label", label, str | None, "a text that names this process")
     label = label or default_label()
     if problem := problem_with_text("the label", label):
         raise InvalidArgument(problem)

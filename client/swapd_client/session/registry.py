@@ -15,6 +15,7 @@ from swapd_client.errors import (
     InvalidSource,
     UnknownComponent,
 )
+from swapd_client.given import A_NAME, check
 from swapd_client.log import log
 from swapd_client.memory import place, ranges
 from swapd_client.memory.layout import InMemory, Layout, OtherBytes, Segments
@@ -102,6 +103,7 @@ class Registry:
         Nothing is copied or rebound yet. The first call blocks for a moment on a GPU. Raises:
         DeviceFailed; InvalidSource if `stays` is set and the source cannot keep its address.
         """
+        check("part_of", part_of, str, A_NAME)
         self._check_new(name)
         claim: Claim | None = None
         try:
@@ -156,6 +158,7 @@ class Registry:
 
     def _check_new(self, name: str) -> None:
         self._life.check()
+        check("name", name, str, A_NAME)
         with self._lock:
             if name in self.parts:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")

@@ -26,6 +26,7 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import ANOTHER, DAEMON_LOG, STARTING, Folder
 from swapd.shared.text import plain
 from swapd_client.errors import DaemonGone, InvalidArgument, NotRunning
+from swapd_client.given import check
 from swapd_client.session.channel import POLL_MAX_S
 from swapd_client.session.disabled import Disabled
 from swapd_client.session.endpoint import label_of, resolve
@@ -129,6 +130,8 @@ def _private_device(device: str | None) -> str:
 
 
 def _check(endpoint: str | os.PathLike[str] | None, device: str | None) -> None:
+    check("endpoint", endpoint, str | os.PathLike | None, "a device, as in 'cuda:0', or a folder")
+    check("device", device, str | None, "a device, as in 'cuda:0', or 'host'")
     if device is not None and not DEVICE_NAME.fullmatch(device):
         raise InvalidArgument(f"device={device!r}: give a device, as in 'cuda:0', or 'host'")
     if isinstance(endpoint, str) and _ADDRESS.fullmatch(endpoint) and not os.path.exists(endpoint):

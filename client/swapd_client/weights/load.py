@@ -11,7 +11,8 @@ import torch
 
 from swapd.shared import protocol
 from swapd.shared.text import counted
-from swapd_client.errors import InvalidArgument, InvalidSource
+from swapd_client.errors import InvalidSource
+from swapd_client.given import check, names_in
 from swapd_client.memory import dlpack, ranges
 from swapd_client.memory.layout import Packer, Ready, Segments, Spans, by_segment, whose_prefix
 from swapd_client.memory.movable import extent
@@ -154,7 +155,11 @@ def planned(
     Raises: InvalidSource if a file is no safetensors file, or a tensor that `module` needs is
     missing; InvalidArgument if `dtype` is none. Then nothing has changed.
     """
-    _check_dtype(dtype)
+    check("dtype", dtype, torch.dtype | None, "a dtype of torch, as in torch.bfloat16")
+    check("module", module, torch.nn.Module | None, "a module of torch")
+    check("parts", parts, Mapping | None, "a dict of parts and the names of their tensors")
+    check("prefix", prefix, str, "a text")
+    check("rename", rename, Callable | None, "a callable")
     with open_all(files) as stored:
         target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
         tensors = _renamed(stored, prefix, rename)
@@ -172,11 +177,6 @@ def planned(
         shown.end()
         if into is not None:
             into.finish()
-
-
-def _check_dtype(dtype: object) -> None:
-    if not (dtype is None or isinstance(dtype, torch.dtype)):
-        raise InvalidArgument(f"dtype={dtype!r}: give a dtype of torch, as in torch.bfloat16")
 
 
 def _matched(into: Into, tensors: Mapping[str, Stored]) -> dict[str, Slots]:
@@ -223,7 +223,7 @@ def _by_part(names: list[str], parts: Mapping[str, Iterable[str]] | None) -> dic
     if parts is None:
         return {"": names}
     found: dict[str, list[str]] = {part: [] for part in parts}
-    whose = [(p, part) for part, prefixes in parts.items() for p in prefixes]
+    whose = [(p, part) for part, its in parts.items() for p in names_in("parts", its, parts)]
     for name in names:
         part = whose_prefix(name, whose, protocol.REST)
         if part not in found:

@@ -8,7 +8,7 @@ other.
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from math import prod
 from pathlib import Path, PurePath
@@ -19,6 +19,7 @@ import msgspec
 from swapd.shared.documents import PROGRAMS_MAX_BYTES, read
 from swapd.shared.fds import OwnedFd
 from swapd_client.errors import InvalidSource
+from swapd_client.given import check
 
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -212,6 +213,7 @@ def _add(tensors: dict[str, Stored], file: File, listed: Collection[str] | None)
 def _paths(files: Files) -> list[tuple[Path, set[str] | None]]:
     """Return each file, and the tensors wanted from it (None: all)."""
     if not isinstance(files, str | os.PathLike):
+        check("files", files, Iterable, "a path, or several")
         return [found for one in files for found in _paths(one)]
     path = Path(files)
     if path.is_dir():
