@@ -12,6 +12,7 @@ import swapd_client
 from swapd import spawn
 from swapd.shared import vm
 from swapd_client import Client
+from swapd_client.memory import ranges
 
 SIZE = 1 << 16
 
@@ -71,3 +72,18 @@ def test_nothing_is_kept_of_what_was_freed_before_its_session_ended() -> None:
     del client
     gc.collect()
     assert place() is None
+
+
+def test_a_range_that_a_close_let_go_of_is_freed_with_its_last_tensor(client: Client) -> None:
+    """Until then nobody else has its addresses; then they are free for anything."""
+    tensors = [torch.full((SIZE,), 7.0) for _ in range(2)]
+    addresses = [client.register(f"{i}", {"x": t}).address for i, t in enumerate(tensors)]
+    view = tensors[0][1:]
+    client.close(keep=False)
+    del tensors[:]
+    assert list(map(is_mapped, addresses)) == [True, False]
+    assert ranges.find(addresses[1], SIZE) is None
+    assert ranges.find(addresses[0], SIZE) is not None
+    del view
+    assert not is_mapped(addresses[0])
+    assert ranges.find(addresses[0], SIZE) is None

@@ -161,6 +161,15 @@ class Range(place.Place):
                 vm.revoke(self.address, self._span)
                 self._free_shelf()
 
+    def let_go(self) -> None:
+        """Also free the range, now or with its last tensor or view. May be repeated."""
+        with self.lock:
+            if self.over:
+                return
+            self.revoke()
+            self._be_private()
+        free_unused()
+
     def used_by(self, things: Iterable[object]) -> None:
         self._uses.add(things)
 

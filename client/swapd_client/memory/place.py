@@ -70,6 +70,10 @@ class Place:
     def revoke(self, generation: int | None = None) -> None:
         """As `hide`, so that the daemon may lend the chunks to others."""
 
+    def let_go(self) -> None:
+        """As `revoke`: nobody needs the bytes any more."""
+        self.revoke()
+
     def drop(self, numbers: tuple[int, ...]) -> None:
         """Unmap these files, whose memory goes away."""
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from swapd_client.errors import InvalidSource
 from swapd_client.memory.part import Claim, Part
+from swapd_client.memory.place import Place
 
 #: Name, address and bytes of memory to be read or moved.
 Origin = tuple[str, int, int]
@@ -25,6 +26,8 @@ class Lying(NamedTuple):
     owner: object
     #: None if its client was closed without keeping the bytes.
     part: Part | None
+    #: The range of such a client: it is freed with its last tensor.
+    gone: Place | None = None
 
 
 #: Held while tensors are checked and moved: another thread would copy freed memory.
@@ -84,7 +87,7 @@ def remove(part: Part, *, is_gone: bool = False) -> None:
         if _lying[at].part not in (part, None):  # it was freed, and another part has its addresses
             return
         if is_gone:
-            _lying[at] = _lying[at]._replace(part=None)
+            _lying[at] = _lying[at]._replace(part=None, gone=part.where)
             for added, _ in _listeners:
                 added(_lying[at])
         else:
@@ -107,9 +110,10 @@ def find(start: int, nbytes: int) -> Lying | None:
     with moving:
         while (at := _at(start + nbytes) - 1) >= 0 and nbytes and _lying[at].end > start:
             found = _lying[at]
-            if found.part is None or not found.part.where.over:
+            where = found.part.where if found.part else found.gone
+            if where is None or not where.over:
                 return found
-            _take_out(at)  # freed with its last tensor, while it waited for the next daemon
+            _take_out(at)  # freed with its last tensor
         return None
 
 

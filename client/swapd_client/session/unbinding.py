@@ -96,7 +96,7 @@ class Unbinding:
         part.master = None
 
     def _let_go(self, part: Part) -> None:
-        self._processor.attempt(part.where.revoke)
+        self._processor.attempt(part.where.let_go)
         ranges.remove(part, is_gone=True)
         self._remove(part)
 
