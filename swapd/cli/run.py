@@ -17,7 +17,7 @@ from swapd.cli.run_compare import ComparisonOptions
 from swapd.cli.run_compare import compare as compare_both
 from swapd.cli.run_plan import RunPlan, planned
 from swapd.cli.run_stages import environment_on, logs_since, run_stages, say_serving
-from swapd.run import child, file, outcome
+from swapd.run import child, file, outcome, servers
 from swapd.run.child import CannotRun
 from swapd.run.daemons import serving
 from swapd.run.file import COMMAND, DaemonTable
@@ -155,6 +155,8 @@ def run(
         found = _read(words, {**given, "--until": until, "--for": span, "--ready": ready})
     else:
         found = file.of_command(words, _tables(device, budget, config_file, changes))
+    for unread in filter(None, (servers.unread(one.command) for one in found.stages.values())):
+        note(unread)
     name = f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}"
     folder = config.state_folder() / "runs" / name
     try:

@@ -16,12 +16,12 @@ Kind = Literal["vllm", "vllm-omni", "other"]
 
 WORKER_CLS = "--worker-cls"
 DEPLOY_CONFIG = "--deploy-config"
+ADDITIONAL = "--additional-config"
 _OMNI = "--omni"
 _MODEL = "--model"
 _SHARDS = ("--tensor-parallel-size", "-tp")
 _PIPELINE = ("--pipeline-parallel-size", "-pp")
 _SHARDS_MAX = 1024
-_ADDITIONAL = "--additional-config"
 _ROUND = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmgtKMGT])")
 
 
@@ -97,7 +97,7 @@ def component_of(command: Command) -> str:
 
 def additional_of(command: Command) -> dict[str, Any]:
     """Return the `additional_config` of a plain vLLM server; {} if it cannot be read."""
-    said = option(command.words, _ADDITIONAL) or "{}"
+    said = option(command.words, ADDITIONAL) or "{}"
     try:
         return msgspec.json.decode(said, type=dict[str, Any])
     except msgspec.MsgspecError:

@@ -11,6 +11,7 @@ from swapd.plan.advise import PlanError
 from swapd.plan.omni import VllmOmni
 from swapd.run import gpus
 from swapd.run.commands import (
+    ADDITIONAL,
     DEPLOY_CONFIG,
     WORKER_CLS,
     Command,
@@ -31,6 +32,7 @@ from swapd_client.vllm.options import KEY
 GPU_WORKER = "swapd_client.vllm.worker.Worker"
 CPU_WORKER = "swapd_client.vllm.cpu.CPUWorker"
 _OURS = "swapd_client."
+_CONFIG = "--config"
 _NONE = OffloadSettings()
 #: Options of `vllm serve` that a deploy file's stage has, too.
 _NUMBERS = (
@@ -54,6 +56,20 @@ def model_folder(command: Command) -> Path:
     cache = option(command.words, "--download-dir")
     revision = option(command.words, "--revision")
     return hub.folder_of(command.model, revision, Path(cache) if cache else None)
+
+
+def unread(command: Command) -> str:
+    """Return a line for people if the command sets options in a way that is not read; else ""."""
+    ways = [f"{_CONFIG} FILE"] * (option(command.words, _CONFIG) is not None)
+    ways += [f"{ADDITIONAL}.NAME"] * any(w.startswith(f"{ADDITIONAL}.") for w in command.words)
+    if command.kind == "other" or not ways:
+        return ""
+    options = ", ".join(map(flag, (*_NUMBERS, *_TEXTS, *_STREAMING)))
+    return (
+        f"{shlex.join(command.words[:2])}: swapd does not read {' and '.join(ways)}: if that sets "
+        f"the model or one of these, write it into the command itself: {WORKER_CLS}, "
+        f"--tensor-parallel-size, --pipeline-parallel-size, {ADDITIONAL} (in JSON), {options}"
+    )
 
 
 def names_swapd(command: Command, directory: Path) -> str:

@@ -248,6 +248,25 @@ def test_a_server_of_vllm_gets_its_worker_and_a_budget_for_its_weights(
     assert f", {size(int(16 * MIB * 1.05))}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--config", "serve.yaml"], "--config FILE"),
+        (["--config=serve.yaml", "--additional_config.swapd.component=a"], "--config FILE and "),
+        (["--additional-config.swapd.component", "a"], "--additional-config.NAME"),
+    ],
+)
+def test_options_of_a_server_that_are_written_where_nobody_looks_are_told(
+    words: list[str], named: str, model: Path
+) -> None:
+    done = swapd("run", "-n", "-d", "host", "--", "vllm", "serve", model, *words)
+    assert f"swapd: vllm serve: swapd does not read {named}" in done.stderr
+    assert "write it into the command itself: --worker-cls, --tensor-parallel-size" in done.stderr
+    assert done.stdout.rstrip().endswith(words[-1].replace("l_c", "l-c")), "it is passed on"
+    other = swapd("run", "-n", "-d", "host", "--", "python", *words)
+    assert other.stderr == ""
+
+
 def test_a_model_that_does_not_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
     made = tmp_path / "model"
     made.mkdir()
