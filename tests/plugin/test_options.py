@@ -171,6 +171,16 @@ def test_of_both_layerwise_wins_with_a_warning(swapd: object, own: dict[str, obj
     assert options.offload.mode == "layerwise"
 
 
+def test_an_option_that_a_diffusion_stage_does_nothing_with_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    take_over(stage({"component": "dit", "order": None}), "stage 0")
+    assert caplog.messages == []
+    take_over(stage({"order": [], "chunks_per_turn": 8}), "stage 0")
+    without = "has no effect on a diffusion stage: leave it out"
+    assert caplog.messages == [f"stage 0: {n} {without}" for n in ("order", "chunks_per_turn")]
+
+
 def test_an_option_narrows_a_flag_as_it_narrows_an_option() -> None:
     options = take_over(stage({"cpu_offload_components": ["transformer"]}, **{CPU: True}), "")
     assert options.offload.cpu_offload_components == ("transformer",)

@@ -209,9 +209,12 @@ def take_over(config: Any, where: str) -> Options:
     vllm-omni's own offloader then finds none.
     """
     options = options_of_stage(vars(config), where)
+    additional = config.additional_config or {}
+    for name in ("order", "chunks_per_turn"):
+        if additional.get(KEY, {}).get(name) is not None:
+            log.warning("%s: %s has no effect on a diffusion stage: leave it out", where, name)
     if not (flags := _flags_of(vars(config), where)):
         return options
-    additional = config.additional_config or {}
     swapd = {**additional.get(KEY, {}), **dict.fromkeys(flags, True)}
     config.additional_config = {**additional, KEY: swapd}
     for name in flags:
