@@ -10,6 +10,7 @@ import typer
 
 import swapd_client
 from swapd.shared import config, daemons
+from swapd.shared.config import ConfigError
 from swapd.shared.daemons import RunningDaemon
 from swapd_client.errors import SwapdError
 
@@ -23,13 +24,15 @@ def where(endpoint: str | None, device: str | None, timeout: float) -> Path:
     """Return the runtime folder of the chosen daemon.
 
     The folder may lack a daemon; connecting reports that. May ask daemons for their devices, each
-    within `timeout` seconds. Raises: SeveralDaemons.
+    within `timeout` seconds. Raises: SeveralDaemons, ConfigError.
     """
     if endpoint is not None:
         return Path(endpoint)
     if device is None:
         named = config.endpoint_from_environment()
         return Path(named) if named else daemons.usual_folder()
+    if not config.DEVICE_NAME.fullmatch(device):
+        raise ConfigError(f"there is no device {device!r}; use --device host, cuda or cuda:0")
     found = [daemon for daemon in daemons.running() if not daemon.unreachable]
     return _of_device(found, device, timeout)
 
@@ -105,5 +108,5 @@ class ChosenDaemon:
         return where(self.endpoint, self.device, self.timeout)
 
     def client(self, command: str) -> swapd_client.Client:
-        """As `connected`. Raises: SeveralDaemons, too."""
+        """As `connected`. Raises: SeveralDaemons, ConfigError, too."""
         return connected(self.folder, command, self.timeout)

@@ -1,6 +1,7 @@
 """Reads the swap log's file, all of it or as it grows: each record once, across rotations."""
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from math import inf
@@ -10,6 +11,11 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from swapd.log.records import OtherSchema, Record, parse, render
+from swapd.shared.errors import UserError
+
+
+class NoLog(UserError):
+    """The file cannot be a swap log."""
 
 
 class LogLine(NamedTuple):
@@ -154,18 +160,19 @@ def _found(path: Path) -> os.stat_result | None:
 
 def read_runs(path: Path) -> tuple[list[LogLine], Reader]:
     """Return all lines of a log, the rotated file's first, also if the last run is in another
-    schema; and their reader. Raises: OSError.
+    schema; and their reader. Raises: OSError, NoLog.
 
     Leaves out lines that do not parse (cut short by a power failure, or of a later version's kind),
     an unfinished last line, and runs in another schema.
     """
-    path.stat()  # raises if only the rotated file is there
+    if not stat.S_ISREG(path.stat().st_mode):  # raises if only the rotated file is there
+        raise NoLog(f"{path} is no regular file, so no swap log: write what it gives into a file")
     with closing(Tail(path)) as tail:
         return list(tail.lines()), tail.reader
 
 
 def read(path: Path) -> list[LogLine]:
-    """As `read_runs`. Raises: OSError; OtherSchema if the last run is in another schema."""
+    """As `read_runs`. Raises: OSError, NoLog; OtherSchema if the last run is in another schema."""
     lines, reader = read_runs(path)
     if reader.other is not None:
         raise reader.other

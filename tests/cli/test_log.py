@@ -1,6 +1,7 @@
 """`swapd log` reads a file, and follows it as it grows, without a missing or a doubled record."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -190,6 +191,13 @@ def test_ctrl_c_ends_it_quietly(daemon: Running) -> None:
 def test_no_daemon_but_a_log_says_how_to_read_it(folder: Path) -> None:
     swap_log = _run(folder).swap_log
     assert f"--file {swap_log}" in swapd("log", "-e", folder, status=1).stderr
+
+
+@pytest.mark.parametrize("command", ["log", "trace", "replay"])
+def test_a_pipe_is_no_log_and_is_not_waited_for(tmp_path: Path, command: str) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    said = swapd(command, "--file", pipe, status=1).stderr
+    assert said.startswith(f"swapd: {pipe} is no regular file, so no swap log: ")
 
 
 @pytest.mark.parametrize("writable", [True, False])

@@ -179,6 +179,14 @@ def test_no_daemon_is_one_clear_line(folder: Path, words: tuple[str, ...]) -> No
     assert "swapd serve" in line
 
 
+@pytest.mark.parametrize("words", [("status",), ("log",), ("stop",), ("upgrade",)])
+def test_a_device_that_no_daemon_can_have_is_no_folder_to_start_one_in(
+    words: tuple[str, ...],
+) -> None:
+    said = swapd(*words, "-d", "nope", status=1).stderr
+    assert said == "swapd: there is no device 'nope'; use --device host, cuda or cuda:0\n"
+
+
 def test_last_use_swaps_hits_and_swap_in_time() -> None:
     c = _component("vae", idle_s=3.1, loads=7, wasted=5, evictions=6, hits=41, swap_in_s=0.0142)
     words = _line(_shown(_reply(components=(c,))), "vae").split()
