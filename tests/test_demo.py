@@ -71,6 +71,7 @@ def test_ctrl_c_ends_it_at_once_without_a_word(tmp_path: Path) -> None:
     os.killpg(demo.pid, signal.SIGINT)
     _, said = demo.communicate(timeout=60)
     assert (demo.returncode, said) == (INTERRUPTED, "")
+    assert not any(tmp_path.iterdir()), "no empty file of sound"
 
 
 def test_nothing_of_it_outlives_it_if_it_is_killed(tmp_path: Path) -> None:

@@ -101,6 +101,17 @@ def test_a_pin_holds_from_the_first_load_and_a_recorded_one_can_be_left_out() ->
     assert run_at(recorded, [setting], (False,), 8, RATE).loads == 18
 
 
+def test_a_pin_that_was_refused_is_none_to_leave_out() -> None:
+    site = Site(8)
+    site.thread("a", "b", "c", uses=18, hold_s=1.0)
+    site.thread("whole", uses=1, hold_s=0.1, size=8, at=20.0)
+    site.machine.at(21.0, lambda: site.ask(1, protocol.Pin(99, "a")))
+    recorded = site.work()
+    assert recorded.happened.refused == 1
+    (setting,) = (one for one in settings_of(recorded) if one.kind == "pin" and one.name == "a")
+    assert setting.values == (None, True)
+
+
 def test_a_pin_that_is_refused_is_no_plan() -> None:
     work = rivals()
     pin = [Setting("pin", "a", (None, True))]

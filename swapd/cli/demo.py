@@ -34,7 +34,10 @@ def demo(
     process of its own, first without swapd and then with it, and every output is compared bit for
     bit. Takes about half a minute and 2 GiB of memory; downloads nothing.
     """
+    is_new = not wav.exists()
     wav.open("ab").close()  # what refuses it is known before the work
+    if is_new:
+        wav.resolve().unlink()  # it may be interrupted
     with needed("swapd demo"):
         if find_spec("transformers") is None:  # only the processes of the stages import it
             raise ModuleNotFoundError(name="transformers")

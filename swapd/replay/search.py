@@ -95,7 +95,8 @@ def _pins_of(
     work: RecordedWork, registered: Mapping[str, protocol.Register], names: Sequence[str]
 ) -> list[Setting]:
     fixed = {one.name for one in registered.values() if one.policy in ("permanent", "alternating")}
-    pinned = {request.name for request in _of_kind(work, protocol.Pin)}
+    accepted = filter(None, (_kind(step) for step in work.steps if not step.in_vain))
+    pinned = {name for kind, name in accepted if kind == "pin"}
     free = [name for name in names if name not in fixed][:_NAMES_MAX]
     return [Setting("pin", one, (None, True, False)[: 3 if one in pinned else 2]) for one in free]
 

@@ -83,7 +83,7 @@ class WorkStep(NamedTuple):
     delay_s: float
     #: Of a release: the last part of the delay, in which nobody used the lease.
     kept_s: float = 0.0
-    #: Of an acquire: it never had its bytes.
+    #: Of an acquire: it never had its bytes. Of another request: it was refused.
     in_vain: bool = False
 
 
@@ -174,6 +174,8 @@ class WorkReader:
         #: When each step was over, by its number.
         self._over: dict[int, float] = {}
         self._asked: dict[Key, _Demand] = {}
+        #: The steps of requests other than acquires.
+        self._others: dict[Key, int] = {}
         self._labels: dict[int, str] = {}
         self._last: dict[Actor, int] = {}
         #: By session: the last step that later ones need, and the steps that are over, in the order
@@ -223,7 +225,9 @@ class WorkReader:
             case protocol.Release(lease=lease) | protocol.Cancel(acquire=lease):
                 self._note_release(event, request, (session, lease))
             case _:
-                number = self._add_later(event, self._done_of(session))
+                number = self._others[session, request.id] = self._add_later(
+                    event, self._done_of(session)
+                )
                 self._end(session, number)
                 if isinstance(request, _NEEDED):
                     self._needed[session] = number
@@ -290,8 +294,10 @@ class WorkReader:
             case actions.Refuse():
                 asked = self._asked.pop((action.session, action.request), None)
                 if asked is not None:
-                    self._steps[asked.step] = self._steps[asked.step]._replace(in_vain=True)
                     self._end(action.session, asked.step)
+                number = asked.step if asked else self._others.get((action.session, action.request))
+                if number is not None:
+                    self._steps[number] = self._steps[number]._replace(in_vain=True)
 
     def _note_copied(self, generation: int, *, whole: bool) -> None:
         for key in self._copies.ends(generation):
