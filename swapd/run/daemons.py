@@ -173,7 +173,8 @@ def endpoint_of(found: Sequence[ServingDaemon]) -> str:
         return str(found[0].folder)
     names = [one.wanted.folder.name for one in found]
     numbered = {
-        str(one.folder).replace(name, "cuda{gpu}") for one, name in zip(found, names, strict=True)
+        str(one.folder.with_name(one.folder.name.replace(name, "cuda{gpu}")))
+        for one, name in zip(found, names, strict=True)
     }
     if len(numbered) > 1:
         raise SwapdError(

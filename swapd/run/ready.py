@@ -11,6 +11,7 @@ from swapd.shared.config import ConfigError
 _ASKED_S = 1.0
 _PORT = 8000
 _HEALTH = "/health"
+_TLS = ("--ssl-certfile", "--ssl-keyfile")
 
 
 class ServerAddress(NamedTuple):
@@ -29,12 +30,14 @@ class ServerAddress(NamedTuple):
 def of_server(command: Command) -> ServerAddress | None:
     if command.kind == "other":
         return None
+    speaks_tls = any(option(command.words, name) for name in _TLS)
+    page = "" if speaks_tls else _HEALTH
     if path := option(command.words, "--uds"):
-        return ServerAddress(path=path, page=_HEALTH)
+        return ServerAddress(path=path, page=page)
     host = option(command.words, "--host") or "127.0.0.1"
     port = option(command.words, "--port") or str(_PORT)
     try:
-        return _at("127.0.0.1" if host in ("0.0.0.0", "::") else host, port, _HEALTH)
+        return _at("127.0.0.1" if host in ("0.0.0.0", "::") else host, port, page)
     except ValueError as exc:
         raise ConfigError(f"--host {host} --port {port}: {exc}") from exc
 

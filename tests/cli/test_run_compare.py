@@ -13,6 +13,7 @@ import pytest
 
 from swapd.cli.comparisons import Comparison, Round, Side, better, rows
 from swapd.run import ready
+from swapd.run.commands import command_of
 from swapd.run.outcome import Outcome
 from swapd.run.ready import ServerAddress
 from tests.processes import line_of
@@ -307,6 +308,13 @@ def test_a_server_is_asked_where_it_is_said_to_be(
 ) -> None:
     host, port = address
     assert ready.parsed(said) == ServerAddress(host, port, page=page)
+
+
+@pytest.mark.parametrize("option", ["--ssl-certfile", "--ssl-keyfile"])
+def test_a_server_that_speaks_tls_is_ready_once_it_listens(option: str) -> None:
+    plain = command_of(["vllm", "serve", "m", "--port", "1"])
+    assert ready.of_server(plain) == ServerAddress(port=1, page="/health")
+    assert ready.of_server(plain.with_option(option, "file")) == ServerAddress(port=1)
 
 
 # --- messages ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from swapd.cli import serve
 from swapd.run import gpus
-from swapd.run.daemons import DaemonSpec
+from swapd.run.daemons import DaemonSpec, ServingDaemon, endpoint_of
 from swapd.shared import config
 from swapd.shared.config import ConfigError, gpus_in, listed_gpus
 from tests import fakecuda
@@ -253,6 +253,15 @@ def test_what_a_stage_is_shown_is_held_against_the_daemons_of_its_file(
 
 
 # --- messages ------------------------------------------------------------------------------
+
+
+def test_a_folder_above_those_of_the_daemons_may_be_called_as_one_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/cuda0")
+    wanted = [DaemonSpec(f"cuda:{n}", 1, "") for n in range(2)]
+    there = [ServingDaemon(one, one.folder, 1, None) for one in wanted]
+    assert endpoint_of(there) == "/run/cuda0/swapd/cuda{gpu}"
 
 
 @pytest.mark.parametrize(
