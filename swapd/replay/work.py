@@ -292,12 +292,15 @@ class WorkReader:
                 if asked and self._copies.granted(action, asked.names, self._steps[asked.step]):
                     self._there(key)
             case actions.Refuse():
-                asked = self._asked.pop((action.session, action.request), None)
-                if asked is not None:
-                    self._end(action.session, asked.step)
-                number = asked.step if asked else self._others.get((action.session, action.request))
-                if number is not None:
-                    self._steps[number] = self._steps[number]._replace(in_vain=True)
+                self._note_refused((action.session, action.request))
+
+    def _note_refused(self, key: Key) -> None:
+        number = self._others.get(key)
+        if (asked := self._asked.pop(key, None)) is not None:
+            number = asked.step
+            self._end(key[0], number)
+        if number is not None:
+            self._steps[number] = self._steps[number]._replace(in_vain=True)
 
     def _note_copied(self, generation: int, *, whole: bool) -> None:
         for key in self._copies.ends(generation):
