@@ -189,7 +189,7 @@ def test_sighup_changes_what_can_be_changed_and_names_what_cannot(tmp_path: Path
 
 def test_a_daemon_says_how_much_it_serves_in_whole_chunks(tmp_path: Path) -> None:
     with spawn_with(tmp_path, "--budget", "7MiB", "--check") as process:
-        assert ", 6 MiB" in line_of(process)
+        assert "would serve host, 6 MiB" in line_of(process)
         assert process.wait(30) == 0
     with spawn_with(tmp_path, "--budget", "7MiB") as process:
         assert "serves host: 6 MiB in chunks of 2 MiB" in line_of(process)

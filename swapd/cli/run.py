@@ -155,8 +155,7 @@ def run(
         found = _read(words, {**given, "--until": until, "--for": span, "--ready": ready})
     else:
         found = file.of_command(words, _tables(device, budget, config_file, changes))
-    for unread in filter(None, (servers.unread(one.command) for one in found.stages.values())):
-        note(unread)
+    _say_unread(found)
     name = f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}"
     folder = config.state_folder() / "runs" / name
     try:
@@ -179,6 +178,12 @@ def _tables(
     daemon = daemon if budget is None else daemon._replace(budget=budget)
     daemon = daemon.changed(changes)
     return [daemon._replace(device=one) for one in devices] or [daemon]
+
+
+def _say_unread(found: file.RunFile) -> None:
+    for stage in found.stages.values():
+        if unread := servers.unread(stage.command):
+            note(unread)
 
 
 def _read(words: Sequence[str], given: Mapping[str, object]) -> file.RunFile:

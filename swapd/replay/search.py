@@ -95,10 +95,12 @@ def _pins_of(
     work: RecordedWork, registered: Mapping[str, protocol.Register], names: Sequence[str]
 ) -> list[Setting]:
     fixed = {one.name for one in registered.values() if one.policy in ("permanent", "alternating")}
-    accepted = filter(None, (_kind(step) for step in work.steps if not step.in_vain))
-    pinned = {name for kind, name in accepted if kind == "pin"}
+    done = {_kind(step) for step in work.steps if not step.in_vain}
     free = [name for name in names if name not in fixed][:_NAMES_MAX]
-    return [Setting("pin", one, (None, True, False)[: 3 if one in pinned else 2]) for one in free]
+    return [
+        Setting("pin", one, (None, True, False) if ("pin", one) in done else (None, True))
+        for one in free
+    ]
 
 
 def _parts_of(nbytes: int) -> tuple[Any, ...]:

@@ -139,25 +139,6 @@ def test_what_would_not_serve_is_refused_before_anything_ends(
     client.acquire("thinker").release()
 
 
-def test_one_whose_folder_has_changed_in_its_settings_stays_where_its_workers_are(
-    folder: Path, settings: Path
-) -> None:
-    moved = folder.with_name(f"{folder.name}-moved")
-    settings.write_text(f'device = "host"\nbudget = "16MiB"\nruntime_dir = "{folder}"\n')
-    command = [sys.executable, "-m", "swapd", "serve", "--config", str(settings)]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe, text=True)
-    with ended(served(folder, process)) as daemon:
-        client = daemon.client("worker", thinker=4)
-        settings.write_text(settings.read_text().replace(str(folder), str(moved)))
-        said = swapd("upgrade", "-e", folder, status=1).stderr
-        assert "is not upgraded, and goes on" in said
-        assert f": it serves host at {folder}, and swapd " in said
-        assert f" would serve host at {moved}, 16 MiB; `swapd stop`, and start it again" in said
-        client.acquire("thinker").release()
-        assert not moved.exists()
-
-
 def test_one_that_has_no_command_of_its_own_is_refused(folder: Path) -> None:
     program = (
         "from swapd.cli.serve import run; from swapd.shared.config import Config;"
