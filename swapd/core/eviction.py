@@ -108,7 +108,7 @@ def room(
     `w` is None for a prefetch of one component. No holder gives way to a prefetch, and nothing
     leaves for a `sequential` component. Only components in `over` may leave; None: any.
     """
-    if (steps := _steps_first(ledger, w, asked)) is not None:  # 1
+    if (steps := steps_first(ledger, w, asked)) is not None:  # 1
         return steps
     rivals, missing = ledger.rivals(asked), missing_chunks(ledger, asked)
     if not rivals and missing <= ledger.pool.free:
@@ -124,7 +124,8 @@ def room(
     return Blocked([], [], _in_the_way(ledger, w, asked, short, rivals))
 
 
-def _steps_first(ledger: Ledger, w: Waiter | None, asked: list[Component]) -> Blocked | None:
+def steps_first(ledger: Ledger, w: Waiter | None, asked: list[Component]) -> Blocked | None:
+    """Return what must happen to `asked` and their twins first, however much room there is."""
     leaving = [c for c in asked if leaves_first(c, w)]
     coming = twins_coming(ledger, asked)
     return Blocked(leaving, coming, []) if leaving or coming else None

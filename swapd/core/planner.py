@@ -265,14 +265,14 @@ class Planner:
         may_free = self._may_free_ahead() if ledger.prefetches else 0
         for c in self._to_prefetch():
             over = ledger.prefetches[c.name]
-            kind = self._kind(c, over)
+            kind = c.part_of, c.group, c.policy, over  # what decides, beside its size
             if c.chunks >= in_vain.get(kind, c.chunks + 1):
                 continue  # one of its kind that is no larger found no room
             if c.chunks <= may_free and self._load_ahead(c, over):
                 may_free = self._may_free_ahead()
             elif ledger.leaving or not (ledger.pool.free or ledger.idle.chunks):
                 return  # keep what is about to be free for this one; or no other finds room
-            else:
+            elif eviction.steps_first(ledger, None, [c]) is None:
                 in_vain[kind] = c.chunks
 
     def _to_prefetch(self) -> Iterator[Component]:
@@ -292,11 +292,6 @@ class Planner:
         ledger = self._ledger
         may_go = sum([c.chunks for c in ledger.idle if not c.expected])
         return ledger.pool.free + ledger.leaving + may_go
-
-    def _kind(self, c: Component, over: Hashable) -> Hashable:
-        """Return what decides, beside its size, whether a prefetch of `c` finds room."""
-        twin = twins.may_have_one(self._ledger, c) and c.name
-        return c.part_of, c.group, c.policy, over, twin
 
     def _needs_no_load(self, c: Component) -> bool:
         is_there = c.on_device and not c.evicting and not c.superseded

@@ -27,14 +27,10 @@ def to_await(ledger: Ledger, c: Component) -> Component | None:
     return coming
 
 
-def may_have_one(ledger: Ledger, c: Component) -> bool:
-    return bool(c.chunks) and ledger.host.contents.origin(c.uid) in ledger.alike
-
-
 def _twins(ledger: Ledger, c: Component) -> Iterable[Component]:
     """Yield twins on the device, without those that may not be there together with `c`."""
-    if may_have_one(ledger, c):
-        for other in ledger.alike[ledger.host.contents.origin(c.uid)].values():
+    if (origin := ledger.host.contents.origin(c.uid)) in ledger.alike and c.chunks:
+        for other in ledger.alike[origin].values():
             if other is not c and not other.excludes(c):
                 yield other
 

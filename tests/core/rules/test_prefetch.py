@@ -1,5 +1,6 @@
 """Prefetches."""
 
+from swapd.core.states import State
 from tests.core.rules.common import mutable_pair
 from tests.core.world import Make, outcome
 
@@ -132,3 +133,17 @@ def test_a_prefetch_of_what_is_in_does_nothing_and_of_what_goes_is_forgotten(mak
     w.leave(t)
     w.leave(s)
     assert w.moves == {}
+
+
+def test_one_whose_holders_keep_its_old_bytes_keeps_no_other_out(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "a", 2)
+    w.register(s, "b", 4)
+    held = w.use(s, "a")
+    w.renew(s, "a")
+    w.prefetch(s, "a")
+    w.prefetch(s, "b")
+    w.settle()
+    assert w.ledger.components["b"].state is State.RESIDENT
+    w.release(held)
