@@ -56,6 +56,7 @@ def register(
     registry = leasing.session.registry
     parts: list[Part] = []
     registered: list[Part] = []
+    binding = False
     try:
         parts.extend(prepare())  # parts made before an error stay in it
         while True:
@@ -67,21 +68,23 @@ def register(
                 registered.clear()
                 registry.start_over(parts, lie)
         made = [Component(part) for part in parts]
-    except BaseException:
-        _take_out(leasing, registered)
-        for part in parts:
-            registry.discard(part)
-        raise
-    try:
-        for part in parts:
-            to_its_end(partial(registry.bind, part))
-            watch(part)
+        with leasing.session.life.changing():
+            _commit(leasing, parts, keeping)
+            binding = True
+            for part in parts:
+                to_its_end(partial(registry.bind, part))
+                watch(part)
         return made
-    except BaseException:  # an interrupt: some tensors have moved
-        for part in parts:
-            to_its_end(partial(registry.bind, part))
-            with suppress(SwapdError):
-                unregister(leasing, part.name)
+    except BaseException:
+        if binding:  # an interrupt: some tensors have moved
+            for part in parts:
+                to_its_end(partial(registry.bind, part))
+                with suppress(SwapdError):
+                    unregister(leasing, part.name)
+        else:
+            _take_out(leasing, registered)
+            for part in parts:
+                registry.discard(part)
         raise
 
 
@@ -138,8 +141,7 @@ def _fill(
     keeping: Mapping[str, int | None],
     registered: list[Part],
 ) -> None:
-    """Register, fill and commit all parts. `registered` collects those that the daemon knows."""
-    registry, call, next_id = leasing.session.registry, leasing.call, leasing.session.next_id
+    """Register and fill all parts. `registered` collects those that the daemon knows."""
     for part in parts:
         registered.append(part)  # first: an interrupt may come after the daemon's answer
         try:
@@ -149,11 +151,22 @@ def _fill(
             raise
     for part in parts:
         stop_if_cancelled()
-        registry.fill(part)
-    for part in parts:
-        call(protocol.Commit(next_id(), part.name))
-    for family, nbytes in keeping.items():
-        call(protocol.Resize(next_id(), family, nbytes))
+        leasing.session.registry.fill(part)
+
+
+def _commit(leasing: Leasing, parts: Sequence[Part], keeping: Mapping[str, int | None]) -> None:
+    registry, call, next_id = leasing.session.registry, leasing.call, leasing.session.next_id
+    try:
+        for part in parts:
+            registry.enter(part)  # after the commit another thread may be granted it
+        for part in parts:
+            call(protocol.Commit(next_id(), part.name))
+        for family, nbytes in keeping.items():
+            call(protocol.Resize(next_id(), family, nbytes))
+    except BaseException:
+        for part in parts:
+            registry.forget(part)
+        raise
     registry.kept.update(keeping)
 
 
@@ -221,7 +234,8 @@ def unregister(leasing: Leasing, name: str) -> None:
             raise
         session.registry.unbinding.unbind(part)
 
-    to_its_end(leave)
+    with session.life.changing():
+        to_its_end(leave)
     session.registry.forget_size(part.part_of)
 
 

@@ -1,9 +1,10 @@
 """How a client joins the next daemon, in place of one that is gone.
 
 A call that finds the daemon gone waits until no lease of the client is in use, so that no thread
-computes on the old memory. Then everything is registered again as it was, at its addresses, or
-nothing is: in a thread of its own, where no interrupt comes between the steps. Of several threads
-one joins, and the others wait.
+computes on the old memory, and until no thread is about to finish a change that the daemon has
+made. Then everything is registered again as it was, at its addresses, or nothing is: in a thread of
+its own, where no interrupt comes between the steps. Of several threads one joins, and the others
+wait.
 """
 
 import threading
@@ -122,13 +123,15 @@ def refuse_another_device(before: Session, now: Session) -> None:
 
 
 def _await_end(lost: Leasing, error: SessionEnded, until: float) -> None:
-    """Block until the session has ended, and no lease is in use.
+    """Block until the session has ended, no lease is in use, and no component is being changed.
 
-    Raises `error` if this thread has a lease in use, or if time is over.
+    Raises `error` if this thread uses a lease or changes a component, or if time is over.
     """
-    while lost.session.error is None or lost.in_use():
+    mine, life = threading.get_ident(), lost.session.life
+    while life.error is None or lost.in_use() or life.changed_by():
         stop_if_cancelled()
-        if lost.cache.used(threading.get_ident()) or time.monotonic() > until:
+        is_own = lost.cache.used(mine) or mine in life.changed_by()
+        if is_own or time.monotonic() > until:
             raise error
         time.sleep(LOOK_S)
 

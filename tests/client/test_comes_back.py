@@ -4,10 +4,12 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -29,6 +31,8 @@ from swapd_client import (
     rejoining,
 )
 from swapd_client.session.registry import Registry
+from swapd_client.session.session import Session
+from swapd_client.session.unbinding import Unbinding
 from tests.guarantees.harness import MIB, PATIENCE_S, stop_process
 from tests.lives import Lives, living
 from tests.offload.modules import WIDTH, Decoder, computed, seeded
@@ -303,6 +307,65 @@ def test_one_thread_joins_and_the_others_wait_for_it(
     assert all(each.result() for each in uses)
     opened = lives.daemon.watch.seen("SessionOpened")
     assert [one.label for one in opened].count("client") == 1
+
+
+#: Calls that change components, each with its last step, after the daemon's answer.
+CHANGES: dict[str, tuple[Callable[..., object], Any, str]] = {
+    "register": (lambda client, c: client.register("c", {"x": c}), Registry, "bind"),
+    "unregister": (lambda client, _: client.unregister("a"), Unbinding, "unbind"),
+    "update": (lambda client, c: client.update("a", {"x": c}), Session, "renew"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_that_a_daemon_has_made_ends_before_the_next_one_is_joined(
+    lives: Lives, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    client, a, b, c = lives.client, numbers(), numbers() + 1, numbers() + 2
+    client.register("a", {"x": a})
+    client.register("b", {"x": b})
+    begin, owner, step = CHANGES[change]
+    does, answered, waits = getattr(owner, step), threading.Event(), threading.Event()
+
+    def last_step(*given: Any, **how: Any) -> None:
+        monkeypatch.setattr(owner, step, does)
+        answered.set()
+        assert waits.wait(PATIENCE_S)
+        does(*given, **how)
+
+    monkeypatch.setattr(owner, step, last_step)
+    changing = pool.submit(begin, client, c)
+    assert answered.wait(PATIENCE_S)
+    lives.next()
+    watched = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: waits.set())
+    monkeypatch.setattr(rejoining, "time", watched)
+    with client.acquire("b"):
+        assert torch.equal(b, numbers() + 1)
+    waits.set()
+    changing.result()
+    assert lives.names() == {"b"} | {"register": {"a", "c"}, "update": {"a"}}.get(change, set())
+    with client.acquire(*lives.names()):
+        assert torch.equal(a, numbers() + 2 * (change == "update"))
+        assert torch.equal(c, numbers() + 2)
+
+
+def test_a_call_within_a_change_joins_no_daemon(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one in a signal handler: its thread would wait for itself."""
+    client, renew = lives.client, Session.renew
+    client.register("a", {"x": (tensor := numbers())})
+
+    def interrupted(*given: Any) -> None:
+        lives.next()
+        with pytest.raises(DaemonGone):
+            client.acquire("a")
+        renew(*given)
+
+    monkeypatch.setattr(Session, "renew", interrupted)
+    client.update("a", {"x": numbers() + 1})
+    with client.acquire("a"):
+        assert torch.equal(tensor, numbers() + 1)
 
 
 def test_the_wait_ends_in_time_and_says_what_to_do(

@@ -2,13 +2,14 @@
 
 import os
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from swapd.shared import protocol
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Files as Message
 from swapd.shared.protocol import Master
+from swapd_client.covered import covered_block
 from swapd_client.errors import ClientClosed, DaemonGone, SwapdError
 
 
@@ -30,6 +31,8 @@ class Life:
         self.left_to_parent = False
         self._listeners: list[Callable[[SwapdError], None]] = []
         self.told = False
+        #: Threads in `changing`, by block.
+        self._changing: dict[object, int] = {}
 
     def check(self) -> None:
         """Raise the reason if requests are no longer possible."""
@@ -47,6 +50,25 @@ class Life:
                 "this process was forked from one that uses swapd: sessions and weights stay "
                 "with the parent. Connect in the child, or start it with spawn"
             )
+
+    @covered_block
+    def changing(self) -> Generator[None, None, None]:
+        """In the block, components are registered, unregistered or updated as the daemon answers.
+
+        Raises the reason for the session's end. If the session ends in the block, no other thread
+        joins the next daemon with these components until the block has ended.
+        """
+        block = object()
+        try:
+            self._changing[block] = threading.get_ident()
+            self.check()  # not before: joining waits for those that are listed when it looks
+            yield
+        finally:
+            self._changing.pop(block, None)
+
+    def changed_by(self) -> list[int]:
+        """Return the threads that are in `changing`."""
+        return list(self._changing.values())
 
     @property
     def forked(self) -> bool:

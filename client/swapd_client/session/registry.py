@@ -148,7 +148,7 @@ class Registry:
             there = private or Former(part.where, spans, part.old_master)
             before = there if fits else None
             where = self._place(part.name, part.layout, before, writable=part.mutable, stays=True)
-            old_master = self._old_master(there)
+            old_master = _old_master(there)
         except BaseException:
             ranges.release(claim)
             raise
@@ -183,20 +183,6 @@ class Registry:
         if found and self._processor.fits(found.where) and layout.stay(found.where.address):
             return found
         return None
-
-    def _old_master(self, before: Former) -> OwnedFd | None:
-        """Return an earlier daemon's host copy, if it still has the component's bytes.
-
-        Writes to private memory on a GPU cannot be detected.
-        """
-        if before.master is None:
-            return None
-        where = before.where
-        if where.addressable:
-            has_them = vm.is_unwritten(where.address, vm.round_up(where.nbytes))
-        else:
-            has_them = not where.shown
-        return before.master if has_them else None
 
     def prepare_family(self, name: str, parts: Mapping[str, Any], **how: Any) -> Iterator[Part]:
         """Reserve a range for each of `parts`. After an error the caller discards those yielded."""
@@ -258,7 +244,9 @@ class Registry:
                 raise OtherBytes(part.name, was_guessed=isinstance(part.layout, InMemory))
         elif part.nbytes:
             part.layout.fill_file(part.master.fileno())
-        with self._lock:  # before the commit, after which another thread may be granted it
+
+    def enter(self, part: Part) -> None:
+        with self._lock:
             self.parts[part.name] = part
 
     def bind(self, part: Part) -> None:
@@ -280,11 +268,12 @@ class Registry:
                 lie.name,
             )
         for part in parts:
-            self._forget(part)
+            self.forget(part)
             part.close()
             part.master, part.request, part.layout.content = None, 0, ""
 
-    def _forget(self, part: Part) -> None:
+    def forget(self, part: Part) -> None:
+        """Undo `enter`, or `request` if the host copy has not come."""
         with self._lock:
             if self.parts.get(part.name) is part:
                 del self.parts[part.name]
@@ -294,7 +283,7 @@ class Registry:
     def discard(self, part: Part) -> None:
         """Undo a failed registration. The source is unchanged."""
         ranges.release(part.claim)
-        self._forget(part)
+        self.forget(part)
         if not part.where.taken_over:
             part.where.discard()
         elif part.where.stay_private():
@@ -330,6 +319,21 @@ class Registry:
             known = self.parts.get(part.name) is part
             has_them = part.master or (part.old_master and not part.where.shown)
             return part.map_master() if known and has_them else None
+
+
+def _old_master(before: Former) -> OwnedFd | None:
+    """Return an earlier daemon's host copy, if it still has the component's bytes.
+
+    Writes to private memory on a GPU cannot be detected.
+    """
+    if before.master is None:
+        return None
+    where = before.where
+    if where.addressable:
+        has_them = vm.is_unwritten(where.address, vm.round_up(where.nbytes))
+    else:
+        has_them = not where.shown
+    return before.master if has_them else None
 
 
 def _check_apart(parts: Iterable[Part]) -> None:

@@ -31,7 +31,8 @@ def together(session: Session, call: Call, values: Mapping[str, Mapping[str, Any
     """
     session.check()  # first: what has ended knows no components, and may be another process's
     asked = [change for name, named in values.items() for change in _changes(session, name, named)]
-    _apply(session, call, asked)
+    with session.life.changing():
+        _apply(session, call, asked)
 
 
 def _apply(session: Session, call: Call, asked: list[_Change]) -> None:
