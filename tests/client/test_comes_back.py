@@ -455,6 +455,32 @@ def test_other_chunks_and_a_second_death_while_it_joins_are_no_obstacle(
         assert (tensor.data_ptr(), torch.equal(tensor, numbers())) == (place, True)
 
 
+def test_one_that_dies_as_soon_as_it_is_joined_leaves_all_to_the_next(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, words = lives.client, bytearray(b"words" * 1000)
+    client.register("tensor", {"x": (tensor := numbers())})
+    client.register("mutable", {"x": (mutable := torch.ones(4))}, mutable=True)
+    view = client.register("buffer", {"x": words}).view("x")
+    bind = Registry.bind
+
+    def die(registry: Registry, part: Any) -> None:
+        bind(registry, part)
+        if part.name == "buffer":
+            monkeypatch.undo()
+            lives.next()
+            registry._life.await_end()
+
+    monkeypatch.setattr(Registry, "bind", die)
+    lives.next()
+    for _ in range(2):
+        with client.acquire("tensor", "mutable", "buffer"):
+            assert torch.equal(tensor, numbers())
+            assert mutable.tolist() == [1.0] * 4
+            assert bytes(view) == words
+        lives.next()
+
+
 def test_an_interrupt_ends_the_wait_and_so_does_close(
     lives: Lives, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

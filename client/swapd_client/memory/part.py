@@ -201,6 +201,7 @@ class Part:
         self.watched.clear()
         if self.master is not None:
             self.master.close()
+            self.master = None
 
     def close_old(self) -> None:
         if self.old_master is not None:

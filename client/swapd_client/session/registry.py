@@ -270,7 +270,7 @@ class Registry:
         for part in parts:
             self.forget(part)
             part.close()
-            part.master, part.request, part.layout.content = None, 0, ""
+            part.request, part.layout.content = 0, ""
 
     def forget(self, part: Part) -> None:
         """Undo `enter`, or `request` if the host copy has not come."""
@@ -291,7 +291,6 @@ class Registry:
         else:  # another thread has been granted it already
             self.unbinding.try_unbind(part, keep_shown=part.mutable)
         part.close()
-        part.master = None
 
     # --- in use --------------------------------------------------------------------------
 
