@@ -50,5 +50,5 @@ class Counts:
             file.write(f"{kind}: {self._worker}: {what}".replace("\n", " | ") + "\n")
 
     def unexpected(self, error: BaseException) -> None:
-        where = "".join(traceback.format_exception(error)[-3:])
+        where = "".join(traceback.format_exception(error))
         self.fault("refused", f"{type(error).__name__}: {error} ({where})")
