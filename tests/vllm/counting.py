@@ -62,9 +62,11 @@ class Worker(CPUWorker):
             "size": patch.object(hf, "rms_norm_eps", 1e-5),
             "loader": patch.object(config.load_config, "load_format", "safetensors"),
             "additional_config": patch.dict(config.additional_config, {"another": 1}),
+            "adapters": patch.object(config, "lora_config", "of rank 8"),
             "a variable": patch.object(envs, "compile_factors", lambda: {"VLLM_X": 1}),
         }
         others = {"revision": "main", "dtype": torch.float16, "model_impl": "transformers"}
+        others |= {"quantization": "fp8", "quantization_config": {"ignore": ["lm_head"]}}
         return changes | {name: patch.object(model, name, to) for name, to in others.items()}
 
 
@@ -98,4 +100,19 @@ class Processed(Worker):
             layer.helper = {"row": layer.weight[0].clone()}
 
         with patch.object(UnquantizedLinearMethod, "process_weights_after_loading", and_copy):
+            super().load_model(**how)
+
+
+class Checked(Worker):
+    """Its layers refuse weights that nobody has read, as a check of their values does."""
+
+    def load_model(self, **how: Any) -> None:
+        process = UnquantizedLinearMethod.process_weights_after_loading
+
+        def and_check(method: Any, layer: Any) -> None:
+            if not _read:
+                raise ValueError("a scale is 0")
+            process(method, layer)
+
+        with patch.object(UnquantizedLinearMethod, "process_weights_after_loading", and_check):
             super().load_model(**how)

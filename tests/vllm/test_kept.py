@@ -11,12 +11,16 @@ import pytest
 
 from swapd_client.weights import safetensors
 from tests.guarantees import harness
+from tests.vllm.engine import DRIVES
 from tests.vllm.engines import REQUESTS, TOKENS, Engine, Scene, on_swapd, plain, scene
+from tests.vllm.models import MODELS, write_fp8
+from tests.vllm.zoo import SIZES, write_adapter
 
 Answers = list[list[list[int]]]
 Expected = Mapping[str, Answers]
 
 COUNTING = "tests.vllm.counting."
+FLOATS = "tests.vllm.fp8"
 HOPEFUL = "tests.vllm.hopeful"
 
 
@@ -29,11 +33,16 @@ def await_settled(folder: Path) -> None:
 
 
 def started(
-    scene: Scene, daemon: harness.Daemon, model: Path, worker: str = "Worker", **more: Any
+    scene: Scene,
+    daemon: harness.Daemon,
+    model: Path,
+    worker: str = "Worker",
+    imports: str = "",
+    **more: Any,
 ) -> tuple[Engine, int]:
     """An engine, ready, and how many tensors it has read."""
     how = on_swapd(model, daemon.folder, worker_cls=f"{COUNTING}{worker}", **more)
-    (engine,) = scene.start(how)
+    (engine,) = scene.start(how, imports=imports)
     (read,) = engine.call("tensors_read")
     return engine, read
 
@@ -161,6 +170,67 @@ def test_ranks_read_none_of_their_weights_or_all(
             daemons[1].observer.forget()
 
 
+def test_nor_one_of_8_bit_floats(scene: Scene, tmp_path: Path) -> None:
+    model = tmp_path / "fp8"
+    write_fp8(model, MODELS["talker"])
+    await_settled(model)
+    (alone,) = scene.start(plain(model), imports=FLOATS)
+    expected = [alone.generate(few, TOKENS) for few in REQUESTS]
+    alone.close()
+    daemon = scene.daemon(keep_host="256MiB")
+    for number in range(2):
+        said, read = served(scene, daemon, model, imports=FLOATS)
+        assert said == expected
+        assert bool(read) == (number == 0)
+
+
+DRIVEN: Any = {DRIVES: "tests.vllm.asked:Asked"}
+PROMPTS = ({"prompt": [40, 41, 42, 43] * 4}, {"prompt": [50, 51]})
+
+
+def asked(scene: Scene, model: Path, how: dict[str, Any], sets: Any) -> tuple[Any, int]:
+    """The answers of an engine for all kinds of requests, and how many tensors it read."""
+    engine = scene.process(model.name, **DRIVEN)
+    engine.start(**how)
+    said = engine.answer(sets)
+    read = engine.call("tensors_read")[0] if "additional_config" in how else 0
+    engine.close()
+    return said, read
+
+
+def twice(scene: Scene, talker: Path, sets: Any, **more: Any) -> Callable[[], int]:
+    """An engine starts twice; how many tensors a third one reads."""
+    expected, _ = asked(scene, talker, plain(talker, **more), sets)
+    daemon = scene.daemon(budget="128MiB", keep_host="256MiB")
+    how = on_swapd(talker, daemon.folder, worker_cls=f"{COUNTING}Worker", **more)
+    for number in range(2):
+        said, read = asked(scene, talker, how, sets)
+        assert said == expected
+        assert bool(read) == (number == 0)
+        while daemon.status().components:
+            daemon.await_record("SessionGone")
+    return lambda: asked(scene, talker, how, sets)[1]
+
+
+def test_nor_one_with_adapters(scene: Scene, talker: Path, tmp_path: Path) -> None:
+    (adapter := tmp_path / "adapter").mkdir()
+    write_adapter(adapter, {**SIZES, "hidden_size": 512, "head_dim": 64})
+    sets = [PROMPTS, [{**one, "lora": str(adapter)} for one in PROMPTS]]
+    twice(scene, talker, sets, enable_lora=True, max_loras=1, max_lora_rank=8)
+
+
+def test_nor_one_with_a_model_that_drafts_unless_that_one_changes(
+    scene: Scene, talker: Path, models: Path, tmp_path: Path
+) -> None:
+    drafter = shutil.copytree(models / "code2wav", tmp_path / "drafter")
+    await_settled(drafter)
+    drafts = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 1}
+    again = twice(scene, talker, [PROMPTS], speculative_config=drafts)
+    shutil.copytree(models / "talker", drafter, dirs_exist_ok=True)
+    await_settled(drafter)
+    assert again()
+
+
 def rewrite(model: Path, other: Path) -> None:
     """In place: the file keeps its size, its mtime and its inode."""
     path = model / "model.safetensors"
@@ -218,7 +288,7 @@ def test_each_thing_that_makes_the_weights_is_in_their_key(
     assert engine.call("keys")[0][""] == "", "a file that was written a moment ago"
 
 
-@pytest.mark.parametrize("worker", ["Loaded", "Processed"])
+@pytest.mark.parametrize("worker", ["Loaded", "Processed", "Checked"])
 def test_a_model_in_which_more_than_parameters_is_made_of_weights_is_read_each_time(
     scene: Scene, daemon: harness.Daemon, talker: Path, expected: Expected, worker: str
 ) -> None:

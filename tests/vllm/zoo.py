@@ -192,15 +192,15 @@ def _any_int32(shape: tuple[int, int]) -> Any:
 # --- adapters ------------------------------------------------------------------------------
 
 
-def write_adapter(folder: Path) -> None:
-    """A LoRA for `llama`, of rank 8, on its attention."""
+def write_adapter(folder: Path, sizes: Mapping[str, int] = SIZES) -> None:
+    """A LoRA for a model of these sizes, of rank 8, on its attention."""
     import torch
     from safetensors.torch import save_file
 
-    rank, hidden = 8, SIZES["hidden_size"]
-    width = {"q_proj": hidden, "v_proj": SIZES["num_key_value_heads"] * SIZES["head_dim"]}
+    rank, hidden = 8, sizes["hidden_size"]
+    width = {"q_proj": hidden, "v_proj": sizes["num_key_value_heads"] * sizes["head_dim"]}
     tensors = {}
-    for layer in range(SIZES["num_hidden_layers"]):
+    for layer in range(sizes["num_hidden_layers"]):
         for name, out in width.items():
             at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
             tensors[f"{at}.lora_A.weight"] = torch.randn(rank, hidden) * 0.5

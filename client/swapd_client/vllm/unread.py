@@ -4,11 +4,12 @@ vLLM builds the model. Before it reads the files, this computes a key (the hash 
 the weights are made from) and the fingerprint of the model without them. If the daemon has kept all
 components of both, vLLM reads nothing, and processes memory that was never written to into the form
 that its kernels want. Then the fingerprint is taken again, and the components are registered under
-all three: so loading and processing must have left nothing else in the model than now.
+all three: so loading and processing must have left nothing else in the model than now. A model that
+drafts for it does as the model does, and is in the second fingerprint.
 
 Only layers that vLLM declares complete without their processing start so
-(`supports_pre_processed_weights`). All ranks of a stage read, or none, since they compute together
-while a stage starts.
+(`supports_pre_processed_weights`), as those of fp8. All ranks of a stage read, or none, since they
+compute together while a stage starts.
 """
 
 import os
@@ -29,7 +30,7 @@ import swapd_client
 from swapd.shared.protocol import Status
 from swapd_client.errors import InvalidSource
 from swapd_client.log import log
-from swapd_client.vllm.checkpoint import folder_in
+from swapd_client.vllm.checkpoint import folder_of
 from swapd_client.vllm.fingerprint import fingerprint, hashed
 from swapd_client.vllm.kept import Content, has_all
 from swapd_client.vllm.kernel_tensors import found_in, packed_bytes
@@ -47,25 +48,27 @@ _MODELS = (
 #: Most files of a model's folder.
 _FILES = 10_000
 
+#: Ways to speculate without a model, or with one that shares no weights with its target.
+_DRAFTS = ("ngram", "ngram_gpu", "suffix", "draft_model")
+
 #: vLLM's settings under which a stage reads its files at each start, by their name in the log.
 _READS: Mapping[str, Callable[[Any], object]] = {
     "a model that is neither in a folder nor in Hugging Face's cache": lambda c: (
-        folder_in(c) is None
+        None in [_folder(c, model) for model in _models(c)]
     ),
     "ModelScope": lambda _: envs.VLLM_USE_MODELSCOPE,
     "another loader than vLLM's default": lambda c: (
         type(get_model_loader(c.load_config)) is not DefaultModelLoader
     ),
-    "quantisation": lambda c: c.model_config.quantization is not None,
     "kv_cache_dtype": lambda c: c.cache_config.cache_dtype != "auto",
-    "LoRA": lambda c: c.lora_config is not None,
-    "speculative decoding": lambda c: c.speculative_config is not None,
+    "speculative decoding by neither n-grams nor a draft model": lambda c: (
+        c.speculative_config is not None and c.speculative_config.method not in _DRAFTS
+    ),
     "data parallelism": lambda c: c.parallel_config.data_parallel_size > 1,
     "expert parallelism": lambda c: c.parallel_config.enable_expert_parallel,
     "weight_transfer_config": lambda c: c.weight_transfer_config is not None,
     "ec_transfer_config": lambda c: c.ec_transfer_config is not None,
 }
-
 
 Agree = Callable[[bool], bool]
 
@@ -79,7 +82,9 @@ class KeptWeights:
         self._status = status
         self._key = key_of(worker)
         self._loaded = ""
-        self._began = self.is_unread = False
+        self.is_unread = False
+        #: Models that have begun to load.
+        self._begun = 0
         #: Entries of vLLM's configuration to which building the model adds.
         compilation = worker.vllm_config.compilation_config
         self._layers = compilation.static_forward_context
@@ -112,21 +117,32 @@ class KeptWeights:
         """In the block, vLLM reads the weights only if those of all ranks are kept."""
         read = DefaultModelLoader.load_weights
 
-        def load(loader: Any, model: Module, config: Any) -> None:
-            self._key = "" if self._began else self._key  # a second model: neither is kept
-            first, self._began = not self._began, True
-            if first and self._agree(self._is_kept(model)):
-                self.is_unread = True
-                log.info("%s reads no weights: swapd has kept them", self._name)
-                return
-            read(loader, model, config)
-            self._loaded = self._key and self._printed(model)
+        def load(*given: Any) -> None:
+            self._load(read, *given)
 
         DefaultModelLoader.load_weights = load
         try:
             yield
         finally:
             DefaultModelLoader.load_weights = read
+
+    def _load(
+        self, read: Callable[..., None], loader: DefaultModelLoader, model: Module, config: Any
+    ) -> None:
+        first, self._begun = not self._begun, self._begun + 1
+        if first:
+            self.is_unread = self._agree(self._is_kept(model))
+            if self.is_unread:
+                log.info("%s reads no weights: swapd has kept them", self._name)
+        elif self._begun > len(_models(self._worker.vllm_config)):
+            self._key = ""  # one whose files are not in the key
+        else:
+            self._printed(model)
+        if self.is_unread and self._key:
+            return
+        read(loader, model, config)
+        if first:
+            self._loaded = self._key and self._printed(model)
 
     def content(self, models: Mapping[str, Module]) -> Content | None:
         """Return the weights' name for the daemon; None: they are not kept.
@@ -146,7 +162,10 @@ class KeptWeights:
 
     def start_over(self) -> None:
         """Have vLLM build the model again, and read. A GPU may have no room for two."""
-        self._worker.model_runner.model = None
+        runner = self._worker.model_runner
+        for owner in runner, *filter(None, [getattr(runner, "drafter", None)]):
+            if hasattr(owner, "model"):
+                owner.model = None
         self._layers.clear()
         self._layers.update(self._before[0])
         self._experts[:] = self._before[1]
@@ -184,10 +203,8 @@ def key_of(worker: Any) -> str:
     Raises: InvalidSource, OSError.
     """
     config = worker.vllm_config
-    model = config.model_config
-    folder = folder_in(config)
-    files = _files(folder) if folder else []  # a new revision may have come meanwhile
-    if not files or any(not settled for _, _, settled in files):
+    models = [_made_from(config, model) for model in _models(config)]
+    if () in models:
         return ""
     made_from = (
         READER,
@@ -196,20 +213,44 @@ def key_of(worker: Any) -> str:
         f"{type(worker).__module__}.{type(worker).__qualname__}",
         *(worker.rank, _device(worker.device)),
         *(repr(getattr(config.parallel_config, name)) for name in _RANKS),
-        *(model.model, model.revision, model.code_revision, str(model.dtype)),
-        *(model.hf_config.to_json_string(use_diff=False), str(model.hf_overrides)),
-        *(str(getattr(model, name, None)) for name in _OF_THE_MODEL),
+        *models,
         *(repr(config.load_config), repr(getattr(config, "kernel_config", None))),
+        repr(config.lora_config),
         {name: value for name, value in config.additional_config.items() if name != KEY},
         sorted((name, repr(value)) for name, value in envs.compile_factors().items()),
-        [(name, identity) for name, identity, _ in files],
     )
     return hashed(repr(made_from).encode())
 
 
+def _models(config: Any) -> list[Any]:
+    """Return vLLM's configurations of a stage's models, of which each has files of its own."""
+    speculates = config.speculative_config
+    drafts = speculates is not None and speculates.method == "draft_model"
+    return [config.model_config, *([speculates.draft_model_config] if drafts else ())]
+
+
+def _folder(config: Any, model: Any) -> Path | None:
+    return folder_of(model.model, model.revision, config.load_config.download_dir)
+
+
+def _made_from(config: Any, model: Any) -> tuple[object, ...]:
+    """Return what one model is made from; () if its files may change, or are in no folder now."""
+    if not (files := _files(_folder(config, model))):
+        return ()
+    return (
+        *(model.model, model.revision, model.code_revision, str(model.dtype)),
+        *(model.hf_config.to_json_string(use_diff=False), str(model.hf_overrides)),
+        *(str(getattr(model, name, None)) for name in _OF_THE_MODEL),
+        *files,
+    )
+
+
 _PACKAGES = ("vllm", "vllm_omni", "torch", "transformers", "triton", "flashinfer")
 _RANKS = ("world_size", "tensor_parallel_size", "pipeline_parallel_size")
-_OF_THE_MODEL = ("model_impl", "convert_type", "runner_type", "model_stage", "trust_remote_code")
+_OF_THE_MODEL = (
+    *("model_impl", "convert_type", "runner_type", "model_stage", "trust_remote_code"),
+    *("quantization", "quantization_config"),
+)
 
 
 def _device(device: torch.device) -> str:
@@ -218,13 +259,14 @@ def _device(device: torch.device) -> str:
     return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _files(folder: Path) -> list[tuple[str, tuple[int, ...], bool]]:
-    """Return path, identity, and whether it is settled, of each file."""
-    found = []
-    for where, _, names in os.walk(folder, followlinks=True):
+def _files(folder: Path | None) -> list[tuple[str, tuple[int, ...]]]:
+    """Return path and identity of all files; none shortly after one of them was written."""
+    found, settled = [], True
+    for where, _, names in os.walk(folder or "", followlinks=True):
         for name in names:
             with closing(File(Path(where, name))) as file:
-                found.append((str(file.path), file.identity, file.is_settled))
+                found.append((str(file.path), file.identity))
+                settled &= file.is_settled
             if len(found) > _FILES:
                 raise InvalidSource(f"{folder} has more than {_FILES} files")
-    return sorted(found)
+    return sorted(found) if settled else []

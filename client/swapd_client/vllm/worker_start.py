@@ -21,7 +21,7 @@ from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, schedule
 from swapd_client.vllm.kept import Unfound
 from swapd_client.vllm.neighbours import neighbours_of
 from swapd_client.vllm.options import KEY, Options, options_of
-from swapd_client.vllm.ranks import ranks_of, stage_of
+from swapd_client.vllm.ranks import Ranks, ranks_of, stage_of
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.kv_cache import KvTerms
@@ -150,7 +150,8 @@ class WorkerStart(_Above):  # type: ignore[misc]
             )
             if self.parallel_config.pipeline_parallel_size > 1:
                 self._swapd.turns.streaming.in_pipeline = True
-                self._warn_of_order(name)
+                if self.rank == 0 and (ranks := self._swapd.connection.ranks) is not None:
+                    _warn_of_order(name, ranks)
             self._moving = WeightMove(
                 name, keep_place=gpu is None
             )  # a GPU has no room for them twice
@@ -166,17 +167,6 @@ class WorkerStart(_Above):  # type: ignore[misc]
                 self._swapd.close()
                 raise
 
-    def _warn_of_order(self, name: str) -> None:
-        ranks = self._swapd.connection.ranks
-        assert ranks is not None
-        if self.rank == 0 and ranks.in_turn != sorted(ranks.in_turn):
-            log.warning(
-                "%s: the steps of its pipeline do not overlap, for the daemons of its ranks have "
-                "another order (%s): list its GPUs in that order (devices, CUDA_VISIBLE_DEVICES)",
-                name,
-                ", ".join(map(str, ranks.in_turn)),
-            )
-
     def _load(self, name: str, *args: Any, **kwargs: Any) -> None:
         kept = KeptWeights.of(name, self, self._swapd.client.status, self._agree)
         if self._swapd.options.streams:
@@ -184,8 +174,11 @@ class WorkerStart(_Above):  # type: ignore[misc]
         moved = None
         try:
             moved = self._load_and_move(name, kept, *args, **kwargs)
-        except Unfound as exc:
-            log.warning("%s reads its files after all: %s", name, exc)
+        except Exception as exc:
+            if kept is None or not kept.is_unread:
+                raise
+            # also what vLLM raises, which processes memory here that nobody has written to
+            log.warning("%s reads its files after all: %r", name, exc)
         # not in the handler, whose traceback keeps the model
         if kept is not None and kept.is_unread and not self._agree(moved is not None):
             if moved is not None:  # those of another rank were not kept
@@ -193,6 +186,10 @@ class WorkerStart(_Above):  # type: ignore[misc]
             kept.start_over()
             moved = self._load_and_move(name, None, *args, **kwargs)
         assert moved is not None
+        self._account_for(moved)
+
+    def _account_for(self, moved: int) -> None:
+        """Tell of weights that have not moved, and take those that have out of vLLM's account."""
         moving, share = self._moving, self._share()
         # the ranks of a pipeline have unequal parts
         of_all_ranks = moved if share is None else sum(map(int, share(str(moved))))
@@ -361,6 +358,16 @@ def gather(groups: Iterable[Any], mine: str) -> list[str]:
         torch.distributed.all_gather_object(lists, said, group=group.cpu_group)
         said = [one for each in lists for one in each]
     return said
+
+
+def _warn_of_order(name: str, ranks: Ranks) -> None:
+    if ranks.in_turn != sorted(ranks.in_turn):
+        log.warning(
+            "%s: the steps of its pipeline do not overlap, for the daemons of its ranks have "
+            "another order (%s): list its GPUs in that order (devices, CUDA_VISIBLE_DEVICES)",
+            name,
+            ", ".join(map(str, ranks.in_turn)),
+        )
 
 
 def _graphs() -> int:
