@@ -1,4 +1,4 @@
-"""`python -m benchmarks.chaos [--seconds S] [--seed N] [--workers N] [--out FILE]`."""
+"""`python -m benchmarks.chaos [--seconds S] [--seed N] [--workers N] [--pause S] [--out FILE]`."""
 
 import argparse
 import os
@@ -24,7 +24,6 @@ PROGRAMS = ("worker", "stayer", "looper", "stayer", "worker")
 LOOK_S = 0.05
 #: Seconds for which a worker is stopped: less than a daemon waits for its answer.
 STOPPED_S = (0.0, 0.5)
-PAUSE_S = (0.1, 1.0)
 WHAT = {
     "kill a worker": 4,
     "stop a worker": 8,
@@ -49,8 +48,9 @@ class Report(msgspec.Struct):
 class Chaos:
     """All processes, and the harm done to them."""
 
-    def __init__(self, folder: Path, seed: int, workers: int) -> None:
-        self.folder, self.random = folder, random.Random(seed)
+    def __init__(self, folder: Path, seed: int, workers: int, pause_s: float) -> None:
+        """`pause_s`: the most seconds between two acts."""
+        self.folder, self.random, self._pause_s = folder, random.Random(seed), pause_s
         self.did: Counter[str] = Counter()
         self.faults: list[str] = []
         shared.write(folder)
@@ -90,7 +90,7 @@ class Chaos:
     def run(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.faults:
-            time.sleep(self.random.uniform(*PAUSE_S))
+            time.sleep(self.random.uniform(self._pause_s / 10, self._pause_s))
             self._look()
             self._do(self.random.choices(list(WHAT), list(WHAT.values()))[0])
 
@@ -194,23 +194,23 @@ def _left(status: Status) -> str:
 def main() -> int:
     arguments = _arguments()
     with tempfile.TemporaryDirectory(prefix="swapd-chaos-") as folder:
-        report = run(Path(folder), arguments.seconds, arguments.seed, arguments.workers)
+        report = run(Path(folder), arguments)
     print(table(report))  # noqa: T201
     if arguments.out is not None:
         arguments.out.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     return bool(report.faults)
 
 
-def run(folder: Path, seconds: float, seed: int, workers: int) -> Report:
+def run(folder: Path, asked: argparse.Namespace) -> Report:
     began = time.monotonic()
-    chaos = Chaos(folder, seed, workers)
-    chaos.run(seconds)
+    chaos = Chaos(folder, asked.seed, asked.workers, asked.pause)
+    chaos.run(asked.seconds)
     after = chaos.finish()
     done = [Counts(folder, name) for name in chaos.workers]
     return Report(
-        seed,
+        asked.seed,
         time.monotonic() - began,
-        workers,
+        asked.workers,
         {name: sum(one.get(name) for one in done) for name in counts.NAMES},
         dict(chaos.did),
         chaos.before,
@@ -237,6 +237,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=5)
+    parser.add_argument(
+        "--pause", type=float, default=1.0, metavar="S", help="at most, between acts"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON")
     return parser.parse_args()
 
