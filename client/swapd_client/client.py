@@ -762,12 +762,13 @@ class Client(AbstractContextManager["Client"]):
 
         All that the client has is registered again: names, policies, families and their sizes,
         addresses, and the last bytes of mutable components; not pins, prefetches and `follows`.
-        First waits until no lease is in use, and for a daemon, until this time (monotonic; by
-        default as `connect(reconnect=)` says). Then blocks for the copies of bytes that are in no
-        host copy which the daemon can take over; no memory of the GPU is needed.
+        First waits until no lease is in use and no other thread finishes a change, and for a
+        daemon, until this time (monotonic; by default as `connect(reconnect=)` says). Then blocks
+        for the copies of bytes that are in no host copy which the daemon can take over; no memory
+        of the GPU is needed.
 
-        Raises: `error` while a lease is in use, and if only attached models are to join, and there
-        is none; otherwise as `connect` and `register`: then the weights are intact, and the next
+        Raises: `error` while one is, and if only attached models are to join, and there is none;
+        otherwise as `connect` and `register`: then the weights are intact, and the next
         call tries again. ClientClosed if it was closed.
         """
         plain = self.reconnect_s and isinstance(error, DaemonGone)
