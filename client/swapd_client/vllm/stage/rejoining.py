@@ -28,20 +28,18 @@ LOOK_LAST_S = 60.0
 
 
 class Refusals:
-    def __init__(self) -> None:
+    def __init__(self, endpoint: Path) -> None:
+        self._endpoint = endpoint
         #: Identity of the daemon asked last: inode and time of its socket.
         self._door: tuple[int, int] | None = None
         #: Time to ask again, and the delay before that, in seconds.
         self.ask_at = self._ask_s = 0.0
         self._told: set[type[Exception]] = set()
 
-    def may_ask(self, endpoint: Path) -> bool:
+    def may_ask(self) -> bool:
         """Return whether to try. A daemon that has refused the stage is asked less often."""
-        try:
-            found = os.stat(endpoint / LIFELINE)
-        except OSError:
+        if (door := _door_of(self._endpoint)) is None:
             return False
-        door = found.st_ino, found.st_mtime_ns  # ctime changes when the daemon sets its mode
         if door == self._door:
             return time.monotonic() >= self.ask_at
         self._door = door  # in case it refuses
@@ -50,6 +48,8 @@ class Refusals:
         return True
 
     def add(self, error: Exception) -> bool:
+        """Return whether to tell of this refusal."""
+        self._door = _door_of(self._endpoint)  # the daemon may have come after `may_ask` had looked
         self._ask_s = min(self._ask_s * 2, LOOK_LAST_S)
         self.ask_at = time.monotonic() + self._ask_s
         known = type(error) in self._told
@@ -58,6 +58,14 @@ class Refusals:
 
     def forget(self) -> None:
         self._door = None
+
+
+def _door_of(endpoint: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(endpoint / LIFELINE)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns  # ctime changes when the daemon sets its mode
 
 
 class Rejoining:
@@ -73,7 +81,7 @@ class Rejoining:
         self._newcomer: Client | None = None
         #: Held by the thread that closes that client: `Client.close` is not thread-safe.
         self._closing = threading.Lock()
-        self._refusals = Refusals()
+        self._refusals = Refusals(self._connection.client.session.endpoint)
 
     def looks_every_s(self) -> float | None:
         """Return the seconds between two calls of `look`; None: there is a daemon."""
@@ -88,7 +96,7 @@ class Rejoining:
         try:
             with self._gate.lock:
                 self._await_or_be_alone()
-            if self._connection.stopped is not None or not self._refusals.may_ask(endpoint):
+            if self._connection.stopped is not None or not self._refusals.may_ask():
                 return
             client = connect(endpoint, self._connection.stage)
         except (NotRunning, SessionEnded, Timeout):
