@@ -12,7 +12,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import Client, ClientClosed
+from swapd_client import Client, ClientClosed, SessionFenced
 
 PATIENCE_S = 60
 ROUNDS = 40
@@ -22,6 +22,23 @@ ROUNDS = 40
 def folder() -> Iterator[Path]:
     with spawn.daemon(budget="64MiB") as daemon:
         yield daemon.folder
+
+
+def test_a_component_that_leaves_as_the_daemon_ends_the_session_is_no_obstacle(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = swapd_client.connect(folder)
+    left, stays = bytearray(b"left"), bytearray(b"stays")
+    views = [client.register(name, {"x": x}).view("x") for name, x in (("a", left), ("b", stays))]
+    session = client.session
+    before = session.registry.all()
+    client.unregister("a")
+    monkeypatch.setattr(session.registry, "all", lambda: before)  # as another thread has read it
+    session._cut_off(SessionFenced("injected"))
+    assert isinstance(session.error, SessionFenced)
+    monkeypatch.undo()
+    client.close()
+    assert [bytes(view) for view in views] == [left, stays]
 
 
 class Threads:
