@@ -1,4 +1,7 @@
-"""A worker with an event loop: as `worker.py`, with tasks that are cancelled at any moment."""
+"""A worker with an event loop: as `worker.py`, with tasks that are cancelled at any moment.
+
+One client in two stays through all daemons, as in `stayer.py`.
+"""
 
 import asyncio
 import random
@@ -9,6 +12,7 @@ from benchmarks.chaos.worker import LOOK_S, PATIENCE_S
 from benchmarks.processes import MIB
 from swapd_client import (
     AsyncClient,
+    DaemonGone,
     NotRunning,
     SessionEnded,
     SwapdError,
@@ -25,8 +29,11 @@ class Looper(worker.Worker):
 
     async def _run(self) -> None:
         while not self.enough.is_set():
+            self.reconnect_s = self.random.choice((0.0, PATIENCE_S))
             try:
-                client = await connect_async(self.endpoint, label=self.name, reconnect=0)
+                client = await connect_async(
+                    self.endpoint, label=self.name, reconnect=self.reconnect_s
+                )
             except (NotRunning, SessionEnded, Timeout):
                 await asyncio.sleep(LOOK_S)
                 continue
@@ -49,12 +56,20 @@ class Looper(worker.Worker):
 
     async def _work_on(self, client: AsyncClient, rng: random.Random) -> None:
         while not self.enough.is_set():
-            async with asyncio.TaskGroup() as group:
-                task = group.create_task(self._once(client, rng))
-                if rng.random() < 0.3:
-                    await asyncio.wait([task], timeout=rng.choice((0, 0.0005, 0.005)))
-                    task.cancel()
-                    self.counts.add("cancelled")
+            try:
+                await self._once_or_cancelled(client, rng)
+            except* DaemonGone:
+                if not self.reconnect_s:
+                    raise
+                self.counts.add("daemons lost")
+
+    async def _once_or_cancelled(self, client: AsyncClient, rng: random.Random) -> None:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self._once(client, rng))
+            if rng.random() < 0.3:
+                await asyncio.wait([task], timeout=rng.choice((0, 0.0005, 0.005)))
+                task.cancel()
+                self.counts.add("cancelled")
 
     async def _once(self, client: AsyncClient, rng: random.Random) -> None:
         if rng.random() < 0.05:
