@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -127,7 +128,8 @@ class Chaos:
                 self.daemon.upgrade()
             case "kill the keeper":
                 for pid in keepers(self.daemon.folder):
-                    os.kill(pid, signal.SIGKILL)
+                    with suppress(ProcessLookupError):  # nothing is kept any more
+                        os.kill(pid, signal.SIGKILL)
             case "end the daemon":
                 if not self.daemon.stop():
                     self.faults.append("the daemon did not stop when it was told to")
