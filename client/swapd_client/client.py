@@ -767,9 +767,9 @@ class Client(AbstractContextManager["Client"]):
         for the copies of bytes that are in no host copy which the daemon can take over; no memory
         of the GPU is needed.
 
-        Raises: `error` while one is, and if only attached models are to join, and there is none;
-        otherwise as `connect` and `register`: then the weights are intact, and the next
-        call tries again. ClientClosed if it was closed.
+        Raises: `error` while a lease is in use or a component is being changed, and if only
+        attached models are to join, and there is none; otherwise as `connect` and `register`: then
+        the weights are intact, and the next call tries again. ClientClosed if it was closed.
         """
         plain = self.reconnect_s and isinstance(error, DaemonGone)
         if self.when_gone is not None or not (plain or self.attachments):

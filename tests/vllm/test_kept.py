@@ -219,6 +219,11 @@ def test_nor_one_with_adapters(scene: Scene, talker: Path, tmp_path: Path) -> No
     twice(scene, talker, sets, enable_lora=True, max_loras=1, max_lora_rank=8)
 
 
+def test_nor_one_that_speculates_by_n_grams(scene: Scene, talker: Path) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    twice(scene, talker, [PROMPTS], speculative_config=drafts)
+
+
 def test_nor_one_with_a_model_that_drafts_unless_that_one_changes(
     scene: Scene, talker: Path, models: Path, tmp_path: Path
 ) -> None:

@@ -38,9 +38,12 @@ def folder_of(model: str, revision: str | None = None, cache: str | None = None)
     return Path(config).parent if isinstance(config, str) else None
 
 
-def folder_in(config: Any) -> Path | None:
-    """Return the folder of the model in vLLM's configuration, as `folder_of`."""
-    model = config.model_config
+def folder_in(config: Any, model: Any = None) -> Path | None:
+    """Return the folder of the model in vLLM's configuration, as `folder_of`.
+
+    `model`: the configuration of another of its models.
+    """
+    model = model or config.model_config
     return folder_of(model.model, model.revision, config.load_config.download_dir)
 
 

@@ -30,7 +30,7 @@ import swapd_client
 from swapd.shared.protocol import Status
 from swapd_client.errors import InvalidSource
 from swapd_client.log import log
-from swapd_client.vllm.checkpoint import folder_of
+from swapd_client.vllm.checkpoint import folder_in
 from swapd_client.vllm.fingerprint import fingerprint, hashed
 from swapd_client.vllm.kept import Content, has_all
 from swapd_client.vllm.kernel_tensors import found_in, packed_bytes
@@ -54,7 +54,7 @@ _DRAFTS = ("ngram", "ngram_gpu", "suffix", "draft_model")
 #: vLLM's settings under which a stage reads its files at each start, by their name in the log.
 _READS: Mapping[str, Callable[[Any], object]] = {
     "a model that is neither in a folder nor in Hugging Face's cache": lambda c: (
-        None in [_folder(c, model) for model in _models(c)]
+        None in [folder_in(c, model) for model in _models(c)]
     ),
     "ModelScope": lambda _: envs.VLLM_USE_MODELSCOPE,
     "another loader than vLLM's default": lambda c: (
@@ -136,8 +136,8 @@ class KeptWeights:
                 log.info("%s reads no weights: swapd has kept them", self._name)
         elif self._begun > len(_models(self._worker.vllm_config)):
             self._key = ""  # one whose files are not in the key
-        else:
-            self._printed(model)
+        elif why := _problem_with(model):
+            self._give_up(why)
         if self.is_unread and self._key:
             return
         read(loader, model, config)
@@ -163,9 +163,9 @@ class KeptWeights:
     def start_over(self) -> None:
         """Have vLLM build the model again, and read. A GPU may have no room for two."""
         runner = self._worker.model_runner
-        for owner in runner, *filter(None, [getattr(runner, "drafter", None)]):
-            if hasattr(owner, "model"):
-                owner.model = None
+        runner.model = None
+        if hasattr(getattr(runner, "drafter", None), "model"):
+            runner.drafter.model = None
         self._layers.clear()
         self._layers.update(self._before[0])
         self._experts[:] = self._before[1]
@@ -181,9 +181,12 @@ class KeptWeights:
                 return fingerprint({"": model})
             except Exception as exc:  # noqa: BLE001 - as above
                 why = repr(exc)
+        self._give_up(why)
+        return ""
+
+    def _give_up(self, why: str) -> None:
         log.info("the weights of %s cannot be kept: %s", self._name, why)
         self._key = ""
-        return ""
 
 
 def _problem_with(model: Module) -> str | None:
@@ -229,13 +232,9 @@ def _models(config: Any) -> list[Any]:
     return [config.model_config, *([speculates.draft_model_config] if drafts else ())]
 
 
-def _folder(config: Any, model: Any) -> Path | None:
-    return folder_of(model.model, model.revision, config.load_config.download_dir)
-
-
 def _made_from(config: Any, model: Any) -> tuple[object, ...]:
     """Return what one model is made from; () if its files may change, or are in no folder now."""
-    if not (files := _files(_folder(config, model))):
+    if not (files := _files(folder_in(config, model))):
         return ()
     return (
         *(model.model, model.revision, model.code_revision, str(model.dtype)),

@@ -29,9 +29,8 @@ def together(session: Session, call: Call, values: Mapping[str, Mapping[str, Any
     Blocks for the copies. After an error nothing has changed. Raises as `_changes`, and the
     daemon's errors.
     """
-    session.check()  # first: what has ended knows no components, and may be another process's
-    asked = [change for name, named in values.items() for change in _changes(session, name, named)]
-    with session.life.changing():
+    with session.life.changing():  # first: what has ended, or is another process's, has no parts
+        asked = [one for name, named in values.items() for one in _changes(session, name, named)]
         _apply(session, call, asked)
 
 
