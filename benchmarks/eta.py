@@ -26,7 +26,7 @@ from benchmarks.policy.workloads import Workload, workloads
 from swapd import spawn
 from swapd.core import Residency, actions, events
 from swapd.core.status import forecast
-from swapd.replay.again import SimulatedMachine
+from swapd.replay.rerun import SimulatedMachine
 from swapd.shared import protocol
 
 MIB = 1 << 20

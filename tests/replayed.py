@@ -11,7 +11,7 @@ from swapd.core.records import Rules
 from swapd.log.records import Start
 from swapd.log.replay import Step as Recorded
 from swapd.replay import RecordedWork
-from swapd.replay.again import SimulatedMachine
+from swapd.replay.rerun import SimulatedMachine
 from swapd.replay.work import WorkReader
 from swapd.shared import protocol
 

@@ -1,16 +1,16 @@
 """What a record of the swap log means after the earlier ones, and what is forgotten."""
 
 from swapd.core import Rules, actions, events
-from swapd.log.history import LABELS_MAX, NAMES_GONE_MAX, Seen, names_in
+from swapd.log.history import LABELS_MAX, NAMES_GONE_MAX, RecordContext, names_in
 from swapd.log.reader import Reader
 from swapd.log.records import Record, Start, render
-from swapd.shared.protocol import Acquire, AcquireWorkspace, Register, Release, Used
+from swapd.shared.protocol import Acquire, AcquireWorkspace, Register, Release, UsedRanges
 
 START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
 
 
 def test_numbers_become_names() -> None:
-    seen = Seen()
+    seen = RecordContext()
     order = actions.CopyIn(1, "dit", 7, 100, ((0, 1),))
     seen.note(Record(2, 0, 1.0, action=order))
     done = Record(3, 2, 1.5, event=events.CopiedIn(1.5, 7))
@@ -20,14 +20,14 @@ def test_numbers_become_names() -> None:
 
 
 def test_an_eviction_is_about_whom_it_makes_room_for_too() -> None:
-    seen = Seen()
+    seen = RecordContext()
     seen.note(Record(2, 0, 1.0, event=events.SessionRequest(1.0, 3, Acquire(8, ("dit",)))))
     evict = Record(3, 2, 1.0, action=actions.Evict("vae", 1, "room", (3, 8)))
     assert seen.about(evict) == ("vae", "dit")
 
 
 def test_a_session_takes_what_it_registered_with_it() -> None:
-    seen = Seen()
+    seen = RecordContext()
     seen.note(Record(2, 0, 1.0, action=actions.MakeHostCopy(3, 1, "vae", 5, False)))
     seen.note(Record(3, 0, 1.0, action=actions.MakeHostCopy(3, 2, "dit", 5, False)))
     seen.note(Record(4, 0, 1.0, action=actions.DropHostCopy(1, "vae")))
@@ -35,7 +35,7 @@ def test_a_session_takes_what_it_registered_with_it() -> None:
 
 
 def test_nothing_is_remembered_of_what_is_over() -> None:
-    seen = Seen()
+    seen = RecordContext()
     for i in range(LABELS_MAX + 5):
         seen.note(Record(i, 0, 1.0, event=events.SessionOpened(1.0, i, "w")))
         seen.note(Record(i, 0, 1.0, event=events.SessionRequest(1.0, i, Acquire(1, ("a",)))))
@@ -54,14 +54,14 @@ def test_nothing_is_remembered_of_what_is_over() -> None:
 
 
 def test_names_that_are_gone_or_were_refused_are_forgotten_and_no_others() -> None:
-    seen = Seen()
+    seen = RecordContext()
 
     def register(i: int, name: str) -> None:
         asked = Register(i, name, 5, part_of="family", scratch="saved")
         seen.note(Record(i, 0, 1.0, event=events.SessionRequest(1.0, 3, asked)))
         seen.note(Record(i, 0, 1.0, action=actions.MakeHostCopy(3, i, name, 5, False)))
         seen.note(Record(i, 0, 1.0, action=actions.Accept(3, i)))
-        used = (Used(name, 1, ((0, 4),)),)
+        used = (UsedRanges(name, 1, ((0, 4),)),)
         seen.note(Record(i, 0, 1.0, event=events.SessionRequest(1.0, 3, Release(i, 2, used=used))))
 
     register(1, "stays")
@@ -82,7 +82,7 @@ def test_names_that_are_gone_or_were_refused_are_forgotten_and_no_others() -> No
 
 def test_a_workspace_is_known_by_its_request() -> None:
     asked = Record(2, 0, 1.0, event=events.SessionRequest(1.0, 3, AcquireWorkspace(17, 9)))
-    seen = Seen()
+    seen = RecordContext()
     seen.note(asked)
     lend = actions.Lend(3, "workspace 3.17", 5, ((0, 9),))
     seen.note(Record(3, 2, 1.0, action=lend))

@@ -20,7 +20,7 @@ from swapd.core.events import (
 )
 from swapd.daemon import lending
 from swapd.daemon.lending import Lender
-from swapd.device import DeviceError, DeviceLost, NotAllBack
+from swapd.device import ChunksMissing, DeviceError, DeviceLost
 from swapd.device.base import numbers, runs_of
 from swapd.shared import protocol
 from swapd.shared.protocol import Runs
@@ -61,7 +61,7 @@ class Device:
             raise DeviceError("injected: reclaim")
         if self.back_at_once is not None and count(runs) > self.back_at_once:
             back = runs_of(numbers(runs)[: self.back_at_once])
-            raise NotAllBack("injected: short", back, without(runs, back))
+            raise ChunksMissing("injected: short", back, without(runs, back))
 
 
 class Worker:

@@ -8,7 +8,7 @@ import pytest
 
 from swapd.core import Rules, events
 from swapd.log.reader import LogLine, Reader, Tail, last_run, read, runs_since
-from swapd.log.records import OtherSchema, Record, Start, render
+from swapd.log.records import Record, SchemaMismatch, Start, render
 
 
 def ticks(*seqs: int) -> list[bytes]:
@@ -178,6 +178,6 @@ def test_a_log_that_is_moved_elsewhere_after_a_rotation_is_not_read_again(path: 
 def test_another_schema_is_told(path: Path) -> None:
     append(path, [started().replace(b'"schema":1', b'"schema":7'), *ticks(2)])
     tail = Tail(path)
-    with pytest.raises(OtherSchema):
+    with pytest.raises(SchemaMismatch):
         tail.read()
     tail.close()

@@ -12,9 +12,9 @@ from swapd.core import Rules, actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.log.reader import last_run, read, read_runs
-from swapd.log.records import SCHEMA, OtherSchema, Record, Start, parse, render
+from swapd.log.records import SCHEMA, Record, SchemaMismatch, Start, parse, render
 from swapd.log.replay import ReplayError, replay
-from swapd.shared.protocol import AnyOrder, Ranges, Register, Release, Used
+from swapd.shared.protocol import AnyOrder, Ranges, Register, Release, UsedRanges
 from tests.samples import sample
 
 PAGE = (Path(swapd.log.__file__).parent / "README.md").read_text()
@@ -113,7 +113,7 @@ def test_a_copy_says_which_ranges_unless_it_is_of_all(
 
 @pytest.mark.parametrize("ranges", [(), ((0, 1), (3, 2))], ids=["none", "part"])
 def test_what_is_used_of_scratch_reads_back_as_it_was_said(ranges: Ranges) -> None:
-    said = Release(21, 20, used=(Used("kv", 2, ranges), Used("other", 1, ())))
+    said = Release(21, 20, used=(UsedRanges("kv", 2, ranges), UsedRanges("other", 1, ())))
     record = Record(3, 0, 1.0, event=events.SessionRequest(1.5, 4, said))
     assert json.loads(render(record))["used"][0] == {
         "name": "kv",
@@ -142,7 +142,7 @@ def test_a_log_in_another_schema_is_refused_in_words(
     tmp_path: Path, other: tuple[bytes, ...]
 ) -> None:
     log = write(tmp_path / "log", *NEXT, *other)
-    with pytest.raises(OtherSchema, match=f"schema {SCHEMA}"):
+    with pytest.raises(SchemaMismatch, match=f"schema {SCHEMA}"):
         read(log)
     with pytest.raises(ReplayError, match=f"schema {SCHEMA}"):
         list(replay(other))

@@ -56,15 +56,15 @@ def test_every_message_is_carried_by_some_channel() -> None:
         protocol.CopyStatus,
         protocol.Counts,
         protocol.Histogram,
-        protocol.InTheWay,
+        protocol.Blocker,
         protocol.KeptStatus,
         protocol.ProcessStatus,
         protocol.SessionStatus,
         protocol.Tally,
-        protocol.Used,
+        protocol.UsedRanges,
         protocol.Victim,
         protocol.WaitStatus,
-        protocol.Wasted,
+        protocol.WastedLoads,
     }
     bases = {protocol.Request, protocol.Reply}
     declared = {

@@ -15,7 +15,7 @@ from swapd.core.events import AnyEvent
 from swapd.core.records import Rules
 from swapd.core.sharing import usual_s, worth
 from swapd.core.states import State
-from swapd.replay.again import SimulatedMachine
+from swapd.replay.rerun import SimulatedMachine
 from swapd.shared import protocol
 
 #: Who asks for what when. "at once": each request, when it arrives, so that loads run beside other

@@ -86,7 +86,7 @@ def _qwen3(folder: Path) -> list[Row]:
     """The room of each stage that has a KV cache, from the plan: no weights are needed."""
     found, model = deploy.read(OVERLAY), omni.qwen3(folder / "Qwen3-Omni")
     total = {0: CARD_BYTES}
-    known = claims.Known(found, sizes.of_path(model), config=omni.QWEN3)
+    known = claims.DeployFacts(found, sizes.of_path(model), config=omni.QWEN3)
     wanted, _ = claims.of(known, total)
     (plan,) = shares.divide_all(wanted, total, BYTES_PER_S)
     rows = []

@@ -15,9 +15,17 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from swapd.shared import protocol
 from swapd_client import rejoining
-from swapd_client.asked import (
+from swapd_client.cancellation import cancellable, in_thread
+from swapd_client.checks import check_seconds
+from swapd_client.client import Client, restore_models
+from swapd_client.errors import DaemonGone, SwapdError
+from swapd_client.faults import explain_if
+from swapd_client.finalizers import close_when_collected
+from swapd_client.interrupts import to_its_end
+from swapd_client.lease import AsyncLease
+from swapd_client.lease_request import (
     PREFETCH_TIMEOUT_S,
-    Asked,
+    LeaseRequest,
     Progress,
     cheapest_first,
     each_once,
@@ -30,15 +38,7 @@ from swapd_client.asked import (
     prefetch_of,
     record_of,
 )
-from swapd_client.cancellation import cancellable, in_thread
-from swapd_client.client import Client, restore_models
-from swapd_client.covered import to_its_end
-from swapd_client.dropped import close_when_collected
-from swapd_client.errors import DaemonGone, SwapdError
-from swapd_client.faults import explain_if
-from swapd_client.given import check_seconds
-from swapd_client.lease import AsyncLease
-from swapd_client.leases.book import Record
+from swapd_client.leases.record import Record
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.registration import end, unregister
@@ -47,8 +47,8 @@ from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.loop_channel import AsyncChannel
 from swapd_client.session.session import Session
 from swapd_client.session.starting import open_session, seconds_to_wait
-from swapd_client.telling import tell
 from swapd_client.tracing import Trace, check_installed
+from swapd_client.wait_forecasts import tell
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -177,7 +177,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         """As `Client.acquire_start`: await it, or `async with` it."""
         return self._acquiring(of_start(timeout), flush=True)
 
-    def _acquiring(self, asked: Asked, *, flush: bool = False) -> "Acquiring":
+    def _acquiring(self, asked: LeaseRequest, *, flush: bool = False) -> "Acquiring":
         """`flush`: first end leases that model calls keep, which would count as use."""
 
         async def acquire() -> AsyncLease:
@@ -305,13 +305,13 @@ class AsyncLeasing:
                 raise
             raise self.session.lifeline.not_answering(timeout_s) from exc
 
-    async def acquire(self, asked: Asked) -> AsyncLease:
+    async def acquire(self, asked: LeaseRequest) -> AsyncLease:
         """As `Leasing.acquire`, for the running task."""
         trace = self._blocking.tracing.begin(asked.names)
         with trace or nullcontext():
             return await self._acquire(asked, trace)
 
-    async def _acquire(self, asked: Asked, trace: Trace | None) -> AsyncLease:
+    async def _acquire(self, asked: LeaseRequest, trace: Trace | None) -> AsyncLease:
         session, task = self.session, id(asyncio.current_task())
         leases = session.leases
         record = record_of(session, session.next_id(), asked, task)

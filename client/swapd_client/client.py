@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd_client import registration, rejoining
-from swapd_client.asked import (
+from swapd_client.checks import A_NAME, check, check_names
+from swapd_client.errors import DaemonGone, SessionEnded
+from swapd_client.faults import explain_if
+from swapd_client.finalizers import close_when_collected
+from swapd_client.lease import Lease
+from swapd_client.lease_request import (
     PREFETCH_TIMEOUT_S,
     Progress,
     cheapest_first,
@@ -21,11 +26,6 @@ from swapd_client.asked import (
     of_workspace,
     prefetch_of,
 )
-from swapd_client.dropped import close_when_collected
-from swapd_client.errors import DaemonGone, SessionEnded
-from swapd_client.faults import explain_if
-from swapd_client.given import A_NAME, check, check_names
-from swapd_client.lease import Lease
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.memory.layout import Segments

@@ -12,11 +12,11 @@ from weakref import ref
 from msgspec.structs import replace
 
 from swapd.shared.protocol import Granted, Placement
-from swapd_client.covered import covered, to_its_end
 from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError, UnknownComponent
-from swapd_client.giving_back import GivingBack
-from swapd_client.leases.book import Record
+from swapd_client.interrupts import covered, to_its_end
+from swapd_client.lease_returns import LeaseReturns
 from swapd_client.leases.cache import KEEP_S, LINGER_S, UNTOLD_S, Key
+from swapd_client.leases.record import Record
 from swapd_client.session.gpu.streams import empty_cache, handle_of
 from swapd_client.session.session import Session
 
@@ -168,7 +168,7 @@ class Lease(BaseLease):
     """
 
     # A decode loop makes a lease at every step, so this sets all attributes itself.
-    def __init__(self, giving_back: GivingBack, key: Key) -> None:
+    def __init__(self, giving_back: LeaseReturns, key: Key) -> None:
         self._giving_back = giving_back
         self._session = giving_back.session
         self.key = key

@@ -2,7 +2,7 @@
 
 Each thread sends its requests on a channel of its own, in order. An acquire names the leases in
 use, so the daemon does not count kept leases (`leases/cache.py`) as the thread's. `leases/` has the
-state of a lease, `giving_back.py` its end.
+state of a lease, `lease_returns.py` its end.
 """
 
 import itertools
@@ -14,9 +14,14 @@ from math import inf
 from typing import Any
 
 from swapd.shared import protocol
-from swapd_client import across
-from swapd_client.asked import (
-    Asked,
+from swapd_client import cross_deadlock
+from swapd_client.cancellation import stop_if_cancelled
+from swapd_client.checks import check_names, check_seconds
+from swapd_client.errors import SwapdError
+from swapd_client.interrupts import covered
+from swapd_client.lease import Lease, hold, hold_kept
+from swapd_client.lease_request import (
+    LeaseRequest,
     agent_ahead,
     few,
     granted,
@@ -24,19 +29,14 @@ from swapd_client.asked import (
     prefetch_of,
     record_of,
 )
-from swapd_client.cancellation import stop_if_cancelled
-from swapd_client.covered import covered
-from swapd_client.errors import SwapdError
-from swapd_client.given import check_names, check_seconds
-from swapd_client.giving_back import GivingBack
-from swapd_client.lease import Lease, hold, hold_kept
-from swapd_client.leases.book import Record
+from swapd_client.lease_returns import LeaseReturns
 from swapd_client.leases.cache import Cache, Key
+from swapd_client.leases.record import Record
 from swapd_client.memory import ranges
 from swapd_client.session.channel import ChannelFactory
 from swapd_client.session.session import Session
-from swapd_client.telling import Telling
 from swapd_client.tracing import Trace, Tracing
+from swapd_client.wait_forecasts import WaitForecasts
 
 
 class Leasing:
@@ -49,7 +49,7 @@ class Leasing:
         self.session = session
         self.tracing = tracing
         self.cache = Cache(session.lifeline.ring)
-        self.giving_back = GivingBack(session, factory, self.cache)
+        self.giving_back = LeaseReturns(session, factory, self.cache)
         self.factory = factory
         self._numbers = itertools.count()
 
@@ -101,7 +101,7 @@ class Leasing:
             raise
 
     def acquire(
-        self, asked: Asked, lease: Lease | None = None, *, in_place_of: int | None = None
+        self, asked: LeaseRequest, lease: Lease | None = None, *, in_place_of: int | None = None
     ) -> Lease:
         """Wait for the grant, and for the copies unless `asked.early`.
 
@@ -213,7 +213,9 @@ class Leasing:
         """As `prefetch`, without an answer. Blocks as `Channel.send`."""
         self.factory.channel().send(prefetch_of(self.session.next_id(), names, over))
 
-    def _acquire(self, lease: Lease, asked: Asked, in_place_of: int | None, *, again: bool) -> None:
+    def _acquire(
+        self, lease: Lease, asked: LeaseRequest, in_place_of: int | None, *, again: bool
+    ) -> None:
         self.session.check()
         cache, holds = self.cache, self.cache.used(threading.get_ident())
         if hold_kept(lease):
@@ -232,7 +234,7 @@ class Leasing:
     def _acquire_now(
         self,
         lease: Lease,
-        asked: Asked,
+        asked: LeaseRequest,
         holds: tuple[int, ...],
         in_place_of: int | None,
         trace: Trace | None,
@@ -255,10 +257,12 @@ class Leasing:
 
         telling = None
         if asked.progress is not None:
-            telling = Telling(self.factory.channel(), session.next_id(), record.id, asked.progress)
+            telling = WaitForecasts(
+                self.factory.channel(), session.next_id(), record.id, asked.progress
+            )
 
         def look() -> None:
-            across.look(across.Wait(self.factory, cache, request, asked.names))
+            cross_deadlock.look(cross_deadlock.Wait(self.factory, cache, request, asked.names))
             if telling is not None:
                 telling.look()
 
@@ -267,7 +271,7 @@ class Leasing:
                 request, asked.timeout_s, in_place_of=in_place_of, still_waits=look
             )
         finally:
-            across.waits.pop(me, None)
+            cross_deadlock.waits.pop(me, None)
             if telling is not None:
                 telling.end()
         if trace is not None:
@@ -277,7 +281,9 @@ class Leasing:
         self._hold(lease, record, reply, asked)
         record.may_be_kept = again and session.leases.may_be_kept(record)
 
-    def _hold(self, lease: Lease, record: Record, reply: protocol.AnyReply, asked: Asked) -> None:
+    def _hold(
+        self, lease: Lease, record: Record, reply: protocol.AnyReply, asked: LeaseRequest
+    ) -> None:
         if isinstance(reply, protocol.Refused):
             self.cache.records.pop(lease.key, None)
         granted(self.session, record, reply, asked)()

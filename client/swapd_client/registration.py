@@ -7,9 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapd.shared import protocol
-from swapd_client import dropped
+from swapd_client import finalizers
 from swapd_client.cancellation import stop_if_cancelled
-from swapd_client.covered import to_its_end
 from swapd_client.errors import (
     ClientClosed,
     DeviceFailed,
@@ -21,9 +20,10 @@ from swapd_client.errors import (
     SwapdError,
     UnknownComponent,
 )
+from swapd_client.interrupts import to_its_end
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
-from swapd_client.memory.layout import OtherBytes
+from swapd_client.memory.layout import ContentMismatch
 from swapd_client.memory.part import Part
 from swapd_client.memory.scratch import Scratch
 from swapd_client.memory.sources import watch
@@ -63,7 +63,7 @@ def register(
             try:
                 _fill(leasing, parts, keeping, registered)
                 break
-            except OtherBytes as lie:
+            except ContentMismatch as lie:
                 _take_out(leasing, registered)
                 registered.clear()
                 registry.start_over(parts, lie)
@@ -183,7 +183,7 @@ def _ask(leasing: Leasing, part: Part, *, transient: bool) -> None:
     try:
         ask()
     except DuplicateName:
-        dropped.settle(AWAIT_S)
+        finalizers.settle(AWAIT_S)
         leasing.call(session.harmless())  # after its reply the daemon knows these ends
         ask()
 

@@ -40,7 +40,7 @@ class Measurements(msgspec.Struct, frozen=True):
 Verdict = Literal["ok", "failed", "not judged"]
 
 
-class Judged(msgspec.Struct, frozen=True):
+class Judgement(msgspec.Struct, frozen=True):
     side: Literal["at least", "at most"]
     bound: float
     verdict: Verdict
@@ -55,7 +55,7 @@ class Report(msgspec.Struct, frozen=True):
     raw: Measurements
     machine: Surroundings
     device: str
-    judged: dict[str, Judged]
+    judged: dict[str, Judgement]
 
 
 class Figure(NamedTuple):
@@ -100,14 +100,14 @@ FIGURES = {
 }
 
 
-def judge(report: Report, *, too_short: bool = False) -> dict[str, Judged]:
+def judge(report: Report, *, too_short: bool = False) -> dict[str, Judgement]:
     judged = {}
     for key, value in report.figures.items():
         figure, limit = FIGURES[key], _limit(report, key)
         why = "" if figure.kind == "count" else _unclear(report, figure, too_short)
         holds = value >= limit if figure.side == "at least" else value <= limit
         verdict: Verdict = "not judged" if why else "ok" if holds else "failed"
-        judged[key] = Judged(figure.side, limit, verdict, why)
+        judged[key] = Judgement(figure.side, limit, verdict, why)
     return judged
 
 

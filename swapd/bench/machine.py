@@ -223,7 +223,7 @@ _STEPS = 12
 _BETWEEN_LOOKS = 16
 
 
-class _Thing:
+class _Item:
     __slots__ = ("holders", "name", "size", "used")
 
     def __init__(self, name: str, size: int) -> None:
@@ -235,7 +235,7 @@ class _Thing:
 
 class _Taken(NamedTuple):
     time: int
-    thing: _Thing
+    thing: _Item
     holder: int
 
 
@@ -262,7 +262,7 @@ class Loop:
     """
 
     def __init__(self) -> None:
-        self._things = {f"thing-{i}": _Thing(f"thing-{i}", i * 7 % 13 + 1) for i in range(_THINGS)}
+        self._things = {f"thing-{i}": _Item(f"thing-{i}", i * 7 % 13 + 1) for i in range(_THINGS)}
         self._names = list(self._things)
         self._idle = dict.fromkeys(self._names)
         self._taken: deque[_Taken] = deque()
@@ -300,7 +300,7 @@ class Loop:
         if not thing.holders:
             self._idle[thing.name] = None
 
-    def _victims(self, size: int) -> list[_Thing]:
+    def _victims(self, size: int) -> list[_Item]:
         chosen, found = [], 0
         for name in self._idle:
             thing = self._things[name]
@@ -311,5 +311,5 @@ class Loop:
         return sorted(chosen, key=_size)
 
 
-def _size(thing: _Thing) -> int:
+def _size(thing: _Item) -> int:
     return thing.size

@@ -16,7 +16,7 @@ from swapd.shared.protocol import (
     ComponentStatus,
     Histogram,
     Status,
-    Wasted,
+    WastedLoads,
     without_twins,
 )
 from swapd.shared.units import measured_loads, size
@@ -130,7 +130,7 @@ def _of_swaps(status: Status) -> Conclusion | None:
     return Conclusion("thrashing" if share > _MOST else "swapping", text)
 
 
-def _in_turn(status: Status, last: Wasted) -> _Turn:
+def _in_turn(status: Status, last: WastedLoads) -> _Turn:
     since_s = max(last.ago_s + last.took_s, WASTED_S)
     used = [c for c in status.components if _is_used(c, since_s)]
     stay = sum(_room(status, c) for c in without_twins(used) if not _passes(c))

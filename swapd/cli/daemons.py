@@ -42,7 +42,7 @@ from swapd_client.session.endpoint import find, not_answering, open_lifeline
 _AT_ONCE = 16
 
 
-class Listed(msgspec.Struct, frozen=True):
+class DaemonEntry(msgspec.Struct, frozen=True):
     """A line of `swapd ps`. Unknown fields are None, and `problem` has the reason."""
 
     pid: int
@@ -75,16 +75,16 @@ def ps(json: Json = False, timeout: TimeoutOption = TIMEOUT_S) -> None:
         console.print("no swapd of this user runs here; start one: swapd serve --budget 40GiB")
 
 
-def _listed(daemon: RunningDaemon, timeout: float) -> Listed:
+def _listed(daemon: RunningDaemon, timeout: float) -> DaemonEntry:
     folder = str(daemon.folder)
     if daemon.unreachable:
-        return Listed(daemon.pid, folder, problem=daemon.unreachable)
+        return DaemonEntry(daemon.pid, folder, problem=daemon.unreachable)
     try:
         with connected(daemon.folder, "ps", timeout) as client:
             reply = client.status(timeout=timeout)
     except SwapdError as exc:
-        return Listed(daemon.pid, folder, problem=str(exc))
-    return Listed(
+        return DaemonEntry(daemon.pid, folder, problem=str(exc))
+    return DaemonEntry(
         pid=daemon.pid,
         runtime_dir=folder,
         device=reply.device,
@@ -98,12 +98,12 @@ def _listed(daemon: RunningDaemon, timeout: float) -> Listed:
     )
 
 
-def ps_page(listed: list[Listed]) -> RenderableType:
+def ps_page(listed: list[DaemonEntry]) -> RenderableType:
     wrong = [Text(f"process {d.pid}: {plain(d.problem)}", "yellow") for d in listed if d.problem]
     return Group(_table(listed), *wrong)
 
 
-def _table(listed: list[Listed]) -> Table:
+def _table(listed: list[DaemonEntry]) -> Table:
     made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for heading in ("process", "device", "used", "comps", "sessions", "waiting", "up"):
         made.add_column(heading, no_wrap=heading != "used")

@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from swapd.cli.render import Said, say
+from swapd.cli.render import Phrase, say
 from swapd.core import actions, events
-from swapd.log.history import Seen
+from swapd.log.history import RecordContext
 from swapd.log.reader import Tail
-from swapd.log.records import OtherSchema, Record
+from swapd.log.records import Record, SchemaMismatch
 from swapd.shared import protocol
 from swapd.shared.protocol import SessionStatus
 
@@ -18,35 +18,35 @@ from swapd.shared.protocol import SessionStatus
 READ_BYTES = 256 << 10
 
 
-class Spoken(NamedTuple):
+class LogEntry(NamedTuple):
     seq: int
     time: float
-    said: Said
+    said: Phrase
 
 
 class LastLines:
     """The last records that people follow: loads, evictions, waits, refusals. For one thread."""
 
     def __init__(self, path: Path, most: int) -> None:
-        self.lines: deque[Spoken] = deque(maxlen=most)
+        self.lines: deque[LogEntry] = deque(maxlen=most)
         self._tail = Tail(path, READ_BYTES)
-        self._seen = Seen()
+        self._seen = RecordContext()
 
     def read(self, sessions: Iterable[SessionStatus] = ()) -> None:
         """Add the new records, if the file can be read. Blocks for the disk.
 
         `sessions`: of the daemon; their labels may be older than the part of the log read here.
         """
-        with suppress(OSError, OtherSchema):
+        with suppress(OSError, SchemaMismatch):
             fresh = self._tail.read()
             for session in sessions:
                 self._seen.labels.setdefault(session.session, session.label)
             for _, record in fresh:
                 if record.start is not None:
-                    self._seen = Seen()
+                    self._seen = RecordContext()
                     self.lines.clear()
                 if not is_everyday(record) and (said := say(record, self._seen)).swap:
-                    self.lines.append(Spoken(record.seq, record.time, said))
+                    self.lines.append(LogEntry(record.seq, record.time, said))
                 self._seen.note(record)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from swapd.cli.render import ShownLine, line
 from swapd.cli.story import show
 from swapd.cli.target import ChosenDaemon
 from swapd.core import events
-from swapd.log.history import Filter, Seen, unknown_kinds
+from swapd.log.history import Filter, RecordContext, unknown_kinds
 from swapd.log.reader import LogLine, Tail, clock_of, last_run, read, read_runs
 from swapd.log.records import KINDS
 from swapd.log.trace import rendered
@@ -41,7 +41,7 @@ class LogView:
         self._only = only
         self._everything = everything
         self._folding = Folding() if folds else None
-        self._seen = Seen()
+        self._seen = RecordContext()
         self._day = ""
         self.found = False
 
@@ -75,7 +75,7 @@ class LogView:
     def _wanted(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         for each in lines:
             if each.record.start is not None:
-                self._seen = Seen()
+                self._seen = RecordContext()
             if self._only.wants(each.record, self._seen):
                 self.found = True
                 yield each
@@ -144,22 +144,22 @@ def _say_how_it_ended(*, stops: bool) -> None:
         sys.exit(1)
 
 
-class Ago(NamedTuple):
+class RelativeTime(NamedTuple):
     seconds: float
 
 
-def _moment(text: str) -> float | Ago:
+def _moment(text: str) -> float | RelativeTime:
     with suppress(ValueError):
         return datetime.fromisoformat(text).timestamp()
     try:
-        return Ago(parse_span(text))
+        return RelativeTime(parse_span(text))
     except ValueError as exc:
         raise ValueError(f"{exc}, or a date and time like '2026-11-23 01:20'") from None
 
 
-def _unix(since: float | Ago | None, daemon: ChosenDaemon, file: Path | None) -> float:
+def _unix(since: float | RelativeTime | None, daemon: ChosenDaemon, file: Path | None) -> float:
     """Return `since` as a time of records: by the wall clock as it was at their daemon's start."""
-    if not isinstance(since, Ago):
+    if not isinstance(since, RelativeTime):
         return since or 0.0
     if file is not None:
         return time.time() - since.seconds  # noqa: TID251 - it may be of another boot

@@ -7,9 +7,9 @@ for one request. Pure: records in, lines out. `render.py` words single lines.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from swapd.cli.render import GOOD, MOVE, Said, ShownLine, in_columns, line, speed, why_evicted
+from swapd.cli.render import GOOD, MOVE, Phrase, ShownLine, in_columns, line, speed, why_evicted
 from swapd.core import actions, events
-from swapd.log.history import Seen, copied_bytes
+from swapd.log.history import RecordContext, copied_bytes
 from swapd.log.records import Record
 from swapd.shared.text import plain
 from swapd.shared.units import size
@@ -46,7 +46,7 @@ class _Run:
         """Whether its parts leave by themselves, so that it continues across records of others."""
         return any(one.passed for one in self.moved)
 
-    def lines(self, seen: Seen) -> Iterator[ShownLine]:
+    def lines(self, seen: RecordContext) -> Iterator[ShownLine]:
         if len(self.moved) <= _FEW:
             yield from (one.alone for one in self.moved)
         elif self.is_stream:
@@ -55,20 +55,22 @@ class _Run:
             for verb, why in dict.fromkeys((one.verb, one.why) for one in self.moved):
                 yield self._together(verb, why, seen)
 
-    def _streamed(self, seen: Seen) -> ShownLine:
+    def _streamed(self, seen: RecordContext) -> ShownLine:
         came = [one for one in self.moved if one.verb == "in"]
         left = sum(one.verb == "evict" for one in self.moved)
         detail = f"{_amount(came)}  {_speed(came)}  {len(came)} blocks in, {left} out"
-        return in_columns(self.moved[-1].at, Said("stream", plain(self.family), detail, GOOD), seen)
+        return in_columns(
+            self.moved[-1].at, Phrase("stream", plain(self.family), detail, GOOD), seen
+        )
 
-    def _together(self, verb: str, why: str, seen: Seen) -> ShownLine:
+    def _together(self, verb: str, why: str, seen: RecordContext) -> ShownLine:
         ours = [one for one in self.moved if (one.verb, one.why) == (verb, why)]
         detail = f"{_amount(ours)}  "
         if verb != "evict":
             detail += f"{_speed(ours)}  "
         detail += f"in {len(ours)} parts" + (f", {why}" if why else "")
         style = GOOD if verb == "in" else MOVE
-        return in_columns(ours[-1].at, Said(verb, plain(self.family), detail, style), seen)
+        return in_columns(ours[-1].at, Phrase(verb, plain(self.family), detail, style), seen)
 
 
 #: Runs of so few moves keep their single lines.
@@ -85,7 +87,7 @@ class Folding:
     def open(self) -> bool:
         return bool(self._runs)
 
-    def lines(self, record: Record, seen: Seen) -> Iterator[ShownLine]:
+    def lines(self, record: Record, seen: RecordContext) -> Iterator[ShownLine]:
         """Yield the lines to show now. `seen` holds the records before this one."""
         shown = line(record, seen)
         left = record.action
@@ -105,18 +107,18 @@ class Folding:
             run = self._runs[family] = _Run(family)
         run.moved.append(moved)
 
-    def flush(self, seen: Seen) -> Iterator[ShownLine]:
+    def flush(self, seen: RecordContext) -> Iterator[ShownLine]:
         runs, self._runs = self._runs, {}
         for run in runs.values():
             yield from run.lines(seen)
 
-    def _end(self, record: Record, seen: Seen) -> Iterator[ShownLine]:
+    def _end(self, record: Record, seen: RecordContext) -> Iterator[ShownLine]:
         about = {seen.part_of.get(name, name) for name in seen.about(record)}
         for family in [f for f, run in self._runs.items() if f in about or not run.is_stream]:
             yield from self._runs.pop(family).lines(seen)
 
 
-def _moved(record: Record, seen: Seen, shown: ShownLine) -> _Move | None:
+def _moved(record: Record, seen: RecordContext, shown: ShownLine) -> _Move | None:
     match record.event or record.action:
         case events.CopiedIn() | events.CopiedOut() as e if e.generation in seen.copies:
             order, began = seen.copies[e.generation]

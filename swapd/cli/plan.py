@@ -24,8 +24,8 @@ from swapd.cli.plan_page import page as vllm_page
 from swapd.cli.plan_vllm import PlanOptions, StageFile, reports_of
 from swapd.cli.replay import Budget, plan_log
 from swapd.cli.target import TIMEOUT_S, Endpoint, TimeoutOption
-from swapd.plan import asked, deploy, omni, paste, sizes
-from swapd.plan.advise import Advice, PlanError, Treatment, advise
+from swapd.plan import deploy, offload_flags, omni, sizes, snippets
+from swapd.plan.advice import Advice, PlanError, Treatment, advise
 from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.plan.deploy import Deploy
 from swapd.run import servers
@@ -178,7 +178,7 @@ def plan(
         given_chunk(chunk),
         isolation,
     )
-    line = paste.serve(where or "cuda:0", advice.budget_bytes, found.nbytes, isolation)
+    line = snippets.serve(where or "cuda:0", advice.budget_bytes, found.nbytes, isolation)
     report = _report(advice, speed, found, line, notes)
     show(report, page, json=json)
 
@@ -186,7 +186,7 @@ def plan(
 def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
     """Read a deploy file. A file with `stage_args` becomes an overlay over the deploy file that the
     installed vLLM-Omni has for the model, which is one of the sources. Raises: PlanError."""
-    if not (listed := asked.in_file(path)):
+    if not (listed := offload_flags.in_file(path)):
         return deploy.read(path)
     model = next((one for one in sources if sizes.named(one) is None), None)
     if model is None:
@@ -236,8 +236,8 @@ def _report(
         bandwidth_from=speed.source,
         chunk_bytes=chunk.nbytes,
         chunk_from=chunk.why,
-        stage_file=paste.stage_file(advice),
-        python=paste.python(advice),
+        stage_file=snippets.stage_file(advice),
+        python=snippets.python(advice),
         serve=serve,
         notes=tuple(notes),
     )

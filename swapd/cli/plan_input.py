@@ -11,7 +11,7 @@ from swapd.cli.common import errors, say_error
 from swapd.cli.target import ChosenDaemon
 from swapd.device.context import checked, load
 from swapd.plan import chunks, sizes
-from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, PlanError
+from swapd.plan.advice import Advice, MemoryBudget, ModelComponent, PlanError
 from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.shared import config
 from swapd.shared.protocol import Status

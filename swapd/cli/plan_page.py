@@ -9,7 +9,7 @@ from rich.text import Text
 from swapd.cli.common import columns, if_any
 from swapd.plan import claims
 from swapd.plan.demands import READ_BYTES_PER_S, StreamPoint
-from swapd.plan.shares import GpuPlan, GpuShare, Larger
+from swapd.plan.shares import GpuPlan, GpuShare, LargerCaches
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -84,7 +84,7 @@ def _turns(plan: GpuPlan) -> str:
     )
 
 
-def _trade(plan: GpuPlan, larger: Larger) -> str:
+def _trade(plan: GpuPlan, larger: LargerCaches) -> str:
     caches = " and ".join(f"{size(nbytes)} for {name}" for name, nbytes in larger.caches.items())
     rooms = {s.name: s.room_bytes for s in plan.shares}
     options = [claims.given_room(n, nbytes + rooms[n]) for n, nbytes in larger.caches.items()]

@@ -8,8 +8,8 @@ import msgspec
 
 from swapd.cli.plan_input import Bandwidth, bandwidth_of, given_chunk, gpu_memory, pairs
 from swapd.cli.plan_page import VllmPlanReport
-from swapd.plan import chunks, claims, deploy, kv, paste, shares, sizes
-from swapd.plan.advise import ModelComponent, PlanError
+from swapd.plan import chunks, claims, deploy, kv, shares, sizes, snippets
+from swapd.plan.advice import ModelComponent, PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
 from swapd.plan.demands import Demand
@@ -85,15 +85,15 @@ def reports_of(
     return JointPlan(reports, plans, changes)
 
 
-def _known(file: StageFile) -> claims.Known:
+def _known(file: StageFile) -> claims.DeployFacts:
     components, config = _components(file.deploy, file.sources), _config(file.config, file.sources)
     names = [stage.name for stage in file.deploy.stages]
     rooms = pairs("--room", file.rooms, names, parse_size, "8GiB", _MOST)
-    return claims.Known(file.deploy, components, rooms, config)
+    return claims.DeployFacts(file.deploy, components, rooms, config)
 
 
 def _demands(
-    known: Sequence[claims.Known],
+    known: Sequence[claims.DeployFacts],
     beside: Sequence[PlainServer],
     totals: Mapping[int, int],
     chunk: int,
@@ -220,9 +220,9 @@ def _report(
         chunk_bytes=chunk.nbytes,
         chunk_from=chunk.why,
         settings=_settings(plans),
-        overlay=paste.overlay(found, _changes(found, plans)),
+        overlay=snippets.overlay(found, _changes(found, plans)),
         serve=tuple(
-            paste.serve(f"cuda:{p.gpu}", p.budget_bytes, chunk.nbytes, isolation) for p in ours
+            snippets.serve(f"cuda:{p.gpu}", p.budget_bytes, chunk.nbytes, isolation) for p in ours
         ),
         notes=(*notes, *_about(found, plans)),
     )

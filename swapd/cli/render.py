@@ -1,4 +1,4 @@
-"""Swap log records as text for people, given the records before them (`Seen`). Pure."""
+"""Swap log records as text for people, given the records before them (`RecordContext`). Pure."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from swapd.cli.target import OWN_LABEL
 from swapd.core import actions, events
 from swapd.core.chunks import count
 from swapd.core.requests import deadline
-from swapd.log.history import Seen, copied_bytes
+from swapd.log.history import RecordContext, copied_bytes
 from swapd.log.records import Record
 from swapd.shared import protocol
 from swapd.shared.text import counted, plain
@@ -22,7 +22,7 @@ _SUBJECT_CELLS = (10, 28)
 GOOD, MOVE, WAIT, BAD, QUIET = "green", "magenta", "yellow", "red", "dim"
 
 
-class Said(NamedTuple):
+class Phrase(NamedTuple):
     """A record in words. `swap`: the default view shows it, not only --all."""
 
     verb: str
@@ -37,12 +37,12 @@ class ShownLine(NamedTuple):
     text: Text
 
 
-def line(record: Record, seen: Seen, *, everything: bool = False) -> ShownLine | None:
+def line(record: Record, seen: RecordContext, *, everything: bool = False) -> ShownLine | None:
     said = say(record, seen)
     return in_columns(record.time, said, seen) if said.swap or everything else None
 
 
-def in_columns(time: float, said: Said, seen: Seen) -> ShownLine:
+def in_columns(time: float, said: Phrase, seen: RecordContext) -> ShownLine:
     low, high = _SUBJECT_CELLS
     width = min(max(map(len, seen.sizes), default=low), high)
     text = Text.assemble(
@@ -56,7 +56,7 @@ def in_columns(time: float, said: Said, seen: Seen) -> ShownLine:
     return ShownLine(time, text)
 
 
-def sentence(record: Record, seen: Seen) -> Text:
+def sentence(record: Record, seen: RecordContext) -> Text:
     said = say(record, seen)
     words = Text(said.verb, said.style)
     for part in (said.subject, " ".join(said.detail.split())):
@@ -65,33 +65,33 @@ def sentence(record: Record, seen: Seen) -> Text:
     return words
 
 
-def say(record: Record, seen: Seen) -> Said:
+def say(record: Record, seen: RecordContext) -> Phrase:
     """Put a record in words that are safe to show: any program may have written its file. `seen`
     holds the records before it."""
     item: Any = record.event or record.action
     if item is None:
         return _of_log(record)
-    words = _Words(item, record, seen)
+    words = _Fields(item, record, seen)
     said = _SAID[type(words.item)]
-    if not isinstance(said, Said):
+    if not isinstance(said, Phrase):
         said = said(words.item, words)
     verb, subject, detail = (part.format_map(words) for part in said[:3])
-    return Said(verb, plain(subject), plain(detail), said.style, said.swap)
+    return Phrase(verb, plain(subject), plain(detail), said.style, said.swap)
 
 
-def _of_log(record: Record) -> Said:
+def _of_log(record: Record) -> Phrase:
     if (start := record.start) is not None:
         chunks = f"{counted(start.chunks, 'chunk')} of {size(start.chunk_bytes)}"
         about = plain(f"swapd {start.version} on {start.device}: {chunks}")
-        return Said("start", about, "", "bold", True)
+        return Phrase("start", about, "", "bold", True)
     why = "the disk was full, or the disk or this reader was too slow"
-    return Said("missing", f"{counted(record.dropped, 'record')}: {why}", "", BAD, True)
+    return Phrase("missing", f"{counted(record.dropped, 'record')}: {why}", "", BAD, True)
 
 
-class _Words(dict[str, str]):
+class _Fields(dict[str, str]):
     """The values of a template's fields, each computed when it is used."""
 
-    def __init__(self, item: Any, record: Record, seen: Seen) -> None:
+    def __init__(self, item: Any, record: Record, seen: RecordContext) -> None:
         super().__init__()
         self.session: int = getattr(item, "session", 0)
         self.item: Any = item.request if isinstance(item, events.SessionRequest) else item
@@ -102,7 +102,7 @@ class _Words(dict[str, str]):
         return str(getattr(self.item, field)) if compute is None else compute(self)
 
 
-_FIELDS: dict[str, Callable[[_Words], str]] = {
+_FIELDS: dict[str, Callable[[_Fields], str]] = {
     "names": lambda w: " + ".join(w.seen.about(w.record)),
     "who": lambda w: _who(w.seen, w.session),
     "size": lambda w: size(w.item.nbytes),
@@ -138,62 +138,62 @@ _FIELDS: dict[str, Callable[[_Words], str]] = {
 }
 
 
-def _opened(e: events.SessionOpened, w: _Words) -> Said:
+def _opened(e: events.SessionOpened, w: _Fields) -> Phrase:
     swap = not e.label.startswith(OWN_LABEL)
-    return Said("opened", "{label} (session {session})", "", GOOD, swap)
+    return Phrase("opened", "{label} (session {session})", "", GOOD, swap)
 
 
-def _gone(e: events.SessionGone, w: _Words) -> Said:
+def _gone(e: events.SessionGone, w: _Fields) -> Phrase:
     swap = not w.seen.labels.get(e.session, "").startswith(OWN_LABEL)
-    return Said("gone", "{who}", "and with it {names}" if w["names"] else "", WAIT, swap)
+    return Phrase("gone", "{who}", "and with it {names}" if w["names"] else "", WAIT, swap)
 
 
-def _pinned(e: events.HostCopiesPinned, w: _Words) -> Said:
+def _pinned(e: events.HostCopiesPinned, w: _Fields) -> Phrase:
     how = f"{{size}} of {size(e.of)}, after {seconds(e.took_s)}"
     if e.refused:
-        return Said("pinned", "host copies", f"{how}; the rest is not: {{refused}}", WAIT, True)
-    return Said("pinned", "host copies", how, GOOD, True)
+        return Phrase("pinned", "host copies", f"{how}; the rest is not: {{refused}}", WAIT, True)
+    return Phrase("pinned", "host copies", how, GOOD, True)
 
 
-def _unread(e: events.Unread, w: _Words) -> Said:
+def _unread(e: events.Unread, w: _Fields) -> Phrase:
     what = "messages" if e.channel == "lifeline" else "replies"
     if not e.count:
-        return Said("reads", "{who}", f"all its {what}")
+        return Phrase("reads", "{who}", f"all its {what}")
     why = "{error}" if w["error"] else "does not read"
-    return Said("unread", "{who}", f"{{count}} {what}: {why}", WAIT)
+    return Phrase("unread", "{who}", f"{{count}} {what}: {why}", WAIT)
 
 
-def _rules(e: events.RulesChanged, w: _Words) -> Said:
+def _rules(e: events.RulesChanged, w: _Fields) -> Phrase:
     of = "".join(f", overtake {most} for {name}" for name, most in e.overtake_of)
     rules = (
         f"ack_timeout {e.ack_timeout_s:g} s, residency_factor {e.residency_factor:g}, "
         f"residency_bound {e.residency_bound_s:g} s, patience {e.patience_s:g} s, "
         f"overtake {e.overtake}{of}, turn {e.turn_s:g} s, keep_host {size(e.keep_host)}"
     )
-    return Said("rules", "", f"changed: {rules}", "bold", True)
+    return Phrase("rules", "", f"changed: {rules}", "bold", True)
 
 
-def _grant(a: actions.Grant, w: _Words) -> Said:
+def _grant(a: actions.Grant, w: _Fields) -> Phrase:
     if not a.waited_s:
-        return Said("hit", "{names}", "to {who}")
+        return Phrase("hit", "{names}", "to {who}")
     passed = f", overtaken by {a.overtaken}" if a.overtaken else ""
     detail = f"to {{who}} after {seconds(a.waited_s)}{passed}{{brought}}"
-    return Said("granted", "{names}", detail, GOOD, True)
+    return Phrase("granted", "{names}", detail, GOOD, True)
 
 
-def _refuse(a: actions.Refuse, w: _Words) -> Said:
+def _refuse(a: actions.Refuse, w: _Fields) -> Phrase:
     why = "{who}, {code}: {message}"
     verb, style = ("skipped", QUIET) if a.tried else ("refused", BAD)
-    return Said(verb, "{names}", why, style, not a.tried)
+    return Phrase(verb, "{names}", why, style, not a.tried)
 
 
-def _evicted(a: actions.Evicted, w: _Words) -> Said:
+def _evicted(a: actions.Evicted, w: _Fields) -> Phrase:
     """The default view shows the line only if leaving took time that no other line shows."""
     record = w.record
     cause, decided = w.seen.evictions.get(a.generation, (record.cause, record.time))
     took = record.time - decided
     detail = "{size:>9}  left" + (f" after {seconds(took)}" if took else "")
-    return Said("evicted", "{name}", detail, MOVE, cause != record.cause and not a.bytes_back)
+    return Phrase("evicted", "{name}", detail, MOVE, cause != record.cause and not a.bytes_back)
 
 
 _CAME: dict[actions.Outcome, str] = {
@@ -205,83 +205,83 @@ _CAME: dict[actions.Outcome, str] = {
 }
 
 
-def _foreseen(a: actions.Foreseen, w: _Words) -> Said:
+def _foreseen(a: actions.Foreseen, w: _Fields) -> Phrase:
     detail = f"after {{followed}}, {_CAME[a.outcome].format(saved=seconds(a.saved_s))}"
-    return Said("foreseen", "{names}", detail, GOOD if a.saved_s else WAIT, True)
+    return Phrase("foreseen", "{names}", detail, GOOD if a.saved_s else WAIT, True)
 
 
-def _follow(asked: protocol.Follows, w: _Words) -> Said:
+def _follow(asked: protocol.Follows, w: _Fields) -> Phrase:
     how = "seen in the calls of" if asked.seen else "says"
-    return Said("follow", "{names}", f"follow {{followed}}, {how} {{who}}")
+    return Phrase("follow", "{names}", f"follow {{followed}}, {how} {{who}}")
 
 
 #: The words for each kind of event, request and action: a template, or a function that makes one.
-_SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
+_SAID: dict[type, Phrase | Callable[[Any, _Fields], Phrase]] = {
     events.SessionOpened: _opened,
-    events.SessionEnds: Said("ending", "{who}", "", WAIT),
+    events.SessionEnds: Phrase("ending", "{who}", "", WAIT),
     events.SessionGone: _gone,
-    events.ProcessExited: Said("exited", "{who}", "its process has ended"),
-    events.UnmapAck: Said("let go", "{who}", "its process has unmapped everything"),
-    events.HostCopyMade: Said("host copy", "{names}", "is made; to be filled"),
-    events.HostCopySealed: Said("ready", "{names}", "may be acquired"),
-    events.HostCopyFailed: Said("failed", "{names}", "{code}: {why}", BAD, True),
-    events.HostCopyFound: Said("found", "{name}", "{size}, kept by the daemon before", GOOD, True),
-    events.MemoryMissing: Said("short", "{chunks}", "in use by workers from before", WAIT, True),
+    events.ProcessExited: Phrase("exited", "{who}", "its process has ended"),
+    events.UnmapAck: Phrase("let go", "{who}", "its process has unmapped everything"),
+    events.HostCopyMade: Phrase("host copy", "{names}", "is made; to be filled"),
+    events.HostCopySealed: Phrase("ready", "{names}", "may be acquired"),
+    events.HostCopyFailed: Phrase("failed", "{names}", "{code}: {why}", BAD, True),
+    events.HostCopyFound: Phrase("found", "{name}", "{size}, kept by the last daemon", GOOD, True),
+    events.MemoryMissing: Phrase("short", "{chunks}", "in use by workers from before", WAIT, True),
     events.HostCopiesPinned: _pinned,
-    events.RevokeAck: Said("unmapped", "{names}", "in {who}"),
-    events.CopiedIn: Said("in", "{names}", "{copied}", GOOD, True),
-    events.CopyStopped: Said("stopped", "{names}", "its load, which nobody waited for", MOVE, True),
-    events.CopiedOut: Said("out", "{names}", "{copied}  written back", MOVE, True),
-    events.Lent: Said("lent", "{names}", "the driver has it{after}", GOOD, True),
-    events.Reclaimed: Said("back", "{names}", "{where}{after}", MOVE, True),
-    events.CopyFailed: Said("failed", "{names}", "{why}", BAD, True),
-    events.Dropping: Said("let go", "{names}", "is asked of {leavers}"),
-    events.DropAck: Said("let go", "{names}", "by {who}"),
+    events.RevokeAck: Phrase("unmapped", "{names}", "in {who}"),
+    events.CopiedIn: Phrase("in", "{names}", "{copied}", GOOD, True),
+    events.CopyStopped: Phrase("stopped", "{names}", "its load: nobody waited for it", MOVE, True),
+    events.CopiedOut: Phrase("out", "{names}", "{copied}  written back", MOVE, True),
+    events.Lent: Phrase("lent", "{names}", "the driver has it{after}", GOOD, True),
+    events.Reclaimed: Phrase("back", "{names}", "{where}{after}", MOVE, True),
+    events.CopyFailed: Phrase("failed", "{names}", "{why}", BAD, True),
+    events.Dropping: Phrase("let go", "{names}", "is asked of {leavers}"),
+    events.DropAck: Phrase("let go", "{names}", "by {who}"),
     events.Unread: _unread,
-    events.DeviceDown: Said("down", "", "the device: {why}", BAD, True),
+    events.DeviceDown: Phrase("down", "", "the device: {why}", BAD, True),
     events.RulesChanged: _rules,
-    events.Tick: Said("tick", "", "time to look again"),
-    events.Stopping: Said("stopping", "", "", "bold", True),
-    protocol.Register: Said("register", "{names}", "{registration}; by {who}", "cyan", True),
-    protocol.Unregister: Said("unregister", "{names}", "by {who}", "cyan", True),
-    protocol.Forget: Said("forget", "{names}", "their kept host copies, by {who}", "cyan", True),
-    protocol.Update: Said("update", "{names}", "by {who}", "cyan", True),
-    protocol.GiveUp: Said("give up", "{names}", "its update, by {who}", WAIT, True),
-    protocol.Commit: Said("commit", "{names}", "by {who}"),
-    protocol.Acquire: Said("ask", "{names}", "by {who}{terms}"),
-    protocol.AcquireWorkspace: Said("ask", "{names}", "{size} for {who}{terms}"),
-    protocol.AcquireStart: Said("ask", "{names}", "for {who}{terms}"),
-    protocol.Release: Said("release", "{names}", "by {who}{again}{used}"),
-    protocol.Cancel: Said("cancel", "{names}", "by {who}"),
-    protocol.Prefetch: Said("prefetch", "{names}", "asked by {who}{over}"),
+    events.Tick: Phrase("tick", "", "time to look again"),
+    events.Stopping: Phrase("stopping", "", "", "bold", True),
+    protocol.Register: Phrase("register", "{names}", "{registration}; by {who}", "cyan", True),
+    protocol.Unregister: Phrase("unregister", "{names}", "by {who}", "cyan", True),
+    protocol.Forget: Phrase("forget", "{names}", "their kept host copies, by {who}", "cyan", True),
+    protocol.Update: Phrase("update", "{names}", "by {who}", "cyan", True),
+    protocol.GiveUp: Phrase("give up", "{names}", "its update, by {who}", WAIT, True),
+    protocol.Commit: Phrase("commit", "{names}", "by {who}"),
+    protocol.Acquire: Phrase("ask", "{names}", "by {who}{terms}"),
+    protocol.AcquireWorkspace: Phrase("ask", "{names}", "{size} for {who}{terms}"),
+    protocol.AcquireStart: Phrase("ask", "{names}", "for {who}{terms}"),
+    protocol.Release: Phrase("release", "{names}", "by {who}{again}{used}"),
+    protocol.Cancel: Phrase("cancel", "{names}", "by {who}"),
+    protocol.Prefetch: Phrase("prefetch", "{names}", "asked by {who}{over}"),
     protocol.Follows: _follow,
-    protocol.Resize: Said("resize", "{names}", "keep {kept}; by {who}", "cyan", True),
-    protocol.Pin: Said("{pin}", "{names}", "by {who}", "cyan", True),
-    protocol.EvictNow: Said("ask", "{names}", "to leave, by {who}", "cyan", True),
-    actions.MakeHostCopy: Said("make", "{names}", "a host copy of {size}{memory}"),
-    actions.Hasten: Said("rank", "{name}", "its load {rank}"),
-    actions.StopCopy: Said("stop", "{name}", "its load: nobody waits for it"),
-    actions.SealHostCopy: Said("seal", "{names}", "the host copy"),
-    actions.KeepHostCopy: Said("keep", "{names}", "the host copy, for the next that loads it"),
-    actions.DropHostCopy: Said("drop", "{names}", "the host copy"),
-    actions.CopyIn: Said("load", "{names}", "{ordered}"),
-    actions.CopyOut: Said("write", "{names}", "{ordered}  back to its host copy"),
-    actions.Lend: Said("lend", "{names}", "to {who}"),
-    actions.Reclaim: Said("reclaim", "{names}", "from the driver"),
-    actions.SendRevoke: Said("revoke", "{names}", "from {who}"),
-    actions.SendWanted: Said("want", "{names}", "{who} {want}"),
-    actions.SendHurry: Said("hurry", "{who}", "{hurry}"),
-    actions.Accept: Said("done", "{names}", "for {who}"),
+    protocol.Resize: Phrase("resize", "{names}", "keep {kept}; by {who}", "cyan", True),
+    protocol.Pin: Phrase("{pin}", "{names}", "by {who}", "cyan", True),
+    protocol.EvictNow: Phrase("ask", "{names}", "to leave, by {who}", "cyan", True),
+    actions.MakeHostCopy: Phrase("make", "{names}", "a host copy of {size}{memory}"),
+    actions.Hasten: Phrase("rank", "{name}", "its load {rank}"),
+    actions.StopCopy: Phrase("stop", "{name}", "its load: nobody waits for it"),
+    actions.SealHostCopy: Phrase("seal", "{names}", "the host copy"),
+    actions.KeepHostCopy: Phrase("keep", "{names}", "the host copy, for the next that loads it"),
+    actions.DropHostCopy: Phrase("drop", "{names}", "the host copy"),
+    actions.CopyIn: Phrase("load", "{names}", "{ordered}"),
+    actions.CopyOut: Phrase("write", "{names}", "{ordered}  back to its host copy"),
+    actions.Lend: Phrase("lend", "{names}", "to {who}"),
+    actions.Reclaim: Phrase("reclaim", "{names}", "from the driver"),
+    actions.SendRevoke: Phrase("revoke", "{names}", "from {who}"),
+    actions.SendWanted: Phrase("want", "{names}", "{who} {want}"),
+    actions.SendHurry: Phrase("hurry", "{who}", "{hurry}"),
+    actions.Accept: Phrase("done", "{names}", "for {who}"),
     actions.Grant: _grant,
     actions.Refuse: _refuse,
-    actions.SendBroken: Said("broken", "{names}", "{who} holds it no longer: {why}", BAD, True),
-    actions.Fence: Said("fence", "{who}", "{why}", BAD, True),
-    actions.Waiting: Said("waiting", "{names}", "{who} {why}", WAIT, True),
-    actions.Evict: Said("evict", "{name}", "{known_size:>9}  {why_evicted}", MOVE, True),
+    actions.SendBroken: Phrase("broken", "{names}", "{who} holds it no longer: {why}", BAD, True),
+    actions.Fence: Phrase("fence", "{who}", "{why}", BAD, True),
+    actions.Waiting: Phrase("waiting", "{names}", "{who} {why}", WAIT, True),
+    actions.Evict: Phrase("evict", "{name}", "{known_size:>9}  {why_evicted}", MOVE, True),
     actions.Evicted: _evicted,
-    actions.Foresee: Said("foresee", "{names}", "it follows {followed}, which is used"),
+    actions.Foresee: Phrase("foresee", "{names}", "it follows {followed}, which is used"),
     actions.Foreseen: _foreseen,
-    actions.Lost: Said("lost", "{names}", "{why}", f"bold {BAD}", True),
+    actions.Lost: Phrase("lost", "{names}", "{why}", f"bold {BAD}", True),
 }
 
 _WHY: dict[actions.Reason, str] = {
@@ -297,7 +297,7 @@ _WHY: dict[actions.Reason, str] = {
 }
 
 
-def why_evicted(a: actions.Evict, seen: Seen) -> str:
+def why_evicted(a: actions.Evict, seen: RecordContext) -> str:
     why = _WHY[a.reason]
     if a.reason in ("room", "alternating") and a.waiter is not None:
         asked = " + ".join(seen.room_for(a)) or f"request {a.waiter[1]}"
@@ -311,7 +311,7 @@ def why_evicted(a: actions.Evict, seen: Seen) -> str:
     return why
 
 
-def _brought(a: actions.Grant, record: Record, seen: Seen) -> str:
+def _brought(a: actions.Grant, record: Record, seen: RecordContext) -> str:
     words = []
     families: dict[str, list[actions.CopyIn]] = {}
     for name, order in seen.brought(a, record.time).items():
@@ -333,7 +333,7 @@ def _contents(order: actions.CopyIn) -> str:
     return f"{order.name} {size(copied_bytes(order))}{among} restored"
 
 
-def _copied(generation: int, record: Record, seen: Seen) -> str:
+def _copied(generation: int, record: Record, seen: RecordContext) -> str:
     order, began = seen.copies.get(generation, (None, 0.0))
     if not isinstance(order, actions.CopyIn | actions.CopyOut):
         return ""
@@ -362,14 +362,14 @@ def _of_all(order: actions.CopyIn | actions.CopyOut) -> str:
     return f"  of {size(order.nbytes)}{rest}"
 
 
-def _used(said: tuple[protocol.Used, ...]) -> str:
+def _used(said: tuple[protocol.UsedRanges, ...]) -> str:
     return "".join(
         f"; of {used.name} {size(sum(nbytes for _, nbytes in used.ranges))} is used"
         for used in said
     )
 
 
-def _after(generation: int, record: Record, seen: Seen) -> str:
+def _after(generation: int, record: Record, seen: RecordContext) -> str:
     if generation not in seen.copies:
         return ""
     return f" after {seconds(record.time - seen.copies[generation][1])}"
@@ -395,6 +395,6 @@ def _terms(asked: protocol.AnyAcquire) -> str:
     return f" ({said})" if said else ""
 
 
-def _who(seen: Seen, session: int) -> str:
+def _who(seen: RecordContext, session: int) -> str:
     label = seen.labels.get(session)
     return f"session {session}" if label is None else f"{label} (session {session})"

@@ -22,7 +22,7 @@ from swapd.cli.target import ChosenDaemon
 from swapd.core.records import Rules
 from swapd.log.reader import last_run, read
 from swapd.log.replay import ReplayError
-from swapd.plan import paste
+from swapd.plan import snippets
 from swapd.replay import RecordedWork, ReplayTally, fewest_of, read_work, run_again, search
 from swapd.replay.search import Changes
 from swapd.shared.text import plain_lines
@@ -80,7 +80,7 @@ def replay(
 
 
 def work_of(path: Path) -> RecordedWork:
-    """Raises: ReplayError, OtherSchema, OSError."""
+    """Raises: ReplayError, SchemaMismatch, OSError."""
     lines = last_run(read(path))
     start = lines[0].record.start if lines else None
     if start is None:
@@ -160,7 +160,7 @@ _SEARCH_S = 60.0
 
 def plan_log(log: Path, budget: int | None, bandwidth: float | None, as_json: bool) -> None:
     """Print the best settings found for the last run in a log, and their effect. Raises:
-    ReplayError, OtherSchema, OSError."""
+    ReplayError, SchemaMismatch, OSError."""
     began, work = time.monotonic(), work_of(log)
     if not work.happened.waits:
         raise ReplayError(f"no acquire in the last run of {log} was granted: let its stages work")
@@ -221,14 +221,14 @@ def _less(shown: Callable[[Any], str], saved: float, what: str = "moved") -> str
 def _pasted(work: RecordedWork, chunks: int, changes: Changes) -> dict[str, list[str]]:
     settings, commands = list[str](), list[str]()
     if chunks != work.start.chunks:
-        settings.append(f'budget = "{paste.amount(chunks * work.start.chunk_bytes)}"')
+        settings.append(f'budget = "{snippets.amount(chunks * work.start.chunk_bytes)}"')
     for (kind, name), value in changes.items():
         if kind == "rule":
             settings.append(f"{name.removesuffix('_s')} = {json.dumps(value)}")
         elif kind == "pin":
             commands.append(f"swapd {'pin' if value else 'unpin'} {shlex.quote(name)}")
         else:
-            kept = value if value == "auto" else paste.amount(value)
+            kept = value if value == "auto" else snippets.amount(value)
             commands.append(f"swapd resize {shlex.quote(name)} {kept}")
     return {"settings": settings, "commands": commands}
 

@@ -55,7 +55,7 @@ class ServerLoad(NamedTuple):
     address: ServerAddress | None
 
 
-class Way(NamedTuple):
+class Variant(NamedTuple):
     side: Side
     plan: RunPlan
     load: ServerLoad | None
@@ -106,7 +106,7 @@ def compare(
 
 def _ways(
     found: RunFile, folder: Path, options: ComparisonOptions, device_memory: int | None
-) -> list[Way]:
+) -> list[Variant]:
     load = None
     if found.path is None:
         load = _load(found.stages[COMMAND], options)
@@ -117,7 +117,7 @@ def _ways(
         at = folder / f"side{number}"
         without = side.settings is None
         plan = _without(changed) if without else planned(changed, at, device_memory)
-        ways.append(Way(side, plan, load, at))
+        ways.append(Variant(side, plan, load, at))
     return ways
 
 
@@ -212,7 +212,7 @@ def _split(command: str) -> tuple[str, ...]:
     return words
 
 
-def _check_alone(ways: Sequence[Way]) -> None:
+def _check_alone(ways: Sequence[Variant]) -> None:
     if (load := ways[0].load) is not None and load.address is not None:
         _check_free(load.address)
     for way in ways:
@@ -235,7 +235,7 @@ def _check_free(address: ServerAddress) -> None:
 
 
 def _all_rounds(
-    ways: Sequence[Way], count: int
+    ways: Sequence[Variant], count: int
 ) -> tuple[tuple[list[Round], list[Round]], int | None]:
     """Return the rounds of each side, and the exit status if a signal ended them. The sides
     alternate, so that a change of the machine affects both. A round with a failure is the last."""
@@ -257,7 +257,7 @@ def _all_rounds(
     return rounds, None
 
 
-def _round(way: Way, devices: Sequence[str]) -> Round:
+def _round(way: Variant, devices: Sequence[str]) -> Round:
     try:
         with serving(way.plan.daemons, way.folder) as daemons:
             since = time.monotonic()
@@ -273,7 +273,7 @@ def _round(way: Way, devices: Sequence[str]) -> Round:
         return Round(1, why=str(exc))
 
 
-def _measured(way: Way, daemons: Sequence[ServingDaemon], sampler: Sampler) -> Round:
+def _measured(way: Variant, daemons: Sequence[ServingDaemon], sampler: Sampler) -> Round:
     began = time.monotonic()
     with sampled(sampler):
         if way.load is not None:
@@ -297,7 +297,7 @@ def _measured(way: Way, daemons: Sequence[ServingDaemon], sampler: Sampler) -> R
     )
 
 
-def _server_with_load(way: Way, load: ServerLoad, daemons: Sequence[ServingDaemon]) -> Round:
+def _server_with_load(way: Variant, load: ServerLoad, daemons: Sequence[ServingDaemon]) -> Round:
     server = way.plan.file.stages[COMMAND]._replace(
         name="server",
         ready="started" if load.address is None else "answers",
@@ -341,7 +341,7 @@ def _to_itself(address: ServerAddress | None) -> Iterator[None]:
         socket.unlink(missing_ok=True)
 
 
-def _keep_better(name: str, found: Comparison, ways: Sequence[Way]) -> None:
+def _keep_better(name: str, found: Comparison, ways: Sequence[Variant]) -> None:
     if (good := comparisons.better(found)) is None:
         return
     side, why = good

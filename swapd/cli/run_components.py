@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from swapd.plan.advise import PlanError
+from swapd.plan.advice import PlanError
 from swapd.plan.deploy import Deploy
 from swapd.run import budgets, gpus
 from swapd.run.commands import component_of, shards_of

@@ -16,8 +16,8 @@ from swapd.cli.common import errors, note, say
 from swapd.cli.plan_page import streaming
 from swapd.cli.plan_vllm import JointPlan, PlanOptions, StageFile, reports_of, without_graphs
 from swapd.cli.run_components import check_names, devices_of, gpus_of, on_host
-from swapd.plan import asked, claims, deploy, kv, sizes
-from swapd.plan.advise import DoesNotFit, PlanError
+from swapd.plan import claims, deploy, kv, offload_flags, sizes
+from swapd.plan.advice import DoesNotFit, PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
 from swapd.plan.deploy import Deploy
@@ -118,7 +118,7 @@ def _unplanned(found: RunFile, omni: Sequence[StageSpec]) -> RunPlan:
 
 def _refuse_offload(command: Command) -> None:
     named = option(command.words, DEPLOY_CONFIG) or ""
-    if command.offload.cpu_offload_enabled or asked.in_file(Path(named)):
+    if command.offload.cpu_offload_enabled or offload_flags.in_file(Path(named)):
         raise PlanError(
             f"{shlex.join(command.words[:2])}: cpu_offload settings are for stages on GPUs, and "
             "the daemon is on the host: leave them out, or name a GPU"

@@ -13,7 +13,7 @@ from swapd.cli.last_lines import is_everyday
 from swapd.cli.render import sentence
 from swapd.core import actions, events
 from swapd.log import history
-from swapd.log.history import Seen, StoryStep
+from swapd.log.history import RecordContext, StoryStep
 from swapd.log.reader import LogLine
 from swapd.shared.text import counted, plain
 from swapd_client import UnknownComponent
@@ -79,7 +79,7 @@ def _unknown(name: str, lines: Sequence[LogLine]) -> str:
 
 def _said(lines: Iterable[LogLine], chapters: list[list[StoryStep]]) -> dict[int, Text]:
     wanted = {step.line.record.seq for step in chain.from_iterable(chapters)}
-    seen = Seen()
+    seen = RecordContext()
     said = {}
     for _, record in lines:
         if record.seq in wanted and not record.dropped:

@@ -9,11 +9,11 @@ from itertools import islice
 from operator import attrgetter
 
 from swapd.core import (
-    ahead,
     deadlock,
     eviction,
     explain,
     leases,
+    prefetch,
     requests,
     sharing,
     transfers,
@@ -123,8 +123,8 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     """Grant, share a load, queue, or refuse for good. All names are registered."""
     asked = ledger.named(w.names)
     if ledger.predicted:
-        ahead.note_asked(ledger, asked)
-    if w.spare and ahead.lacks_room(ledger, asked):
+        prefetch.note_asked(ledger, asked)
+    if w.spare and prefetch.lacks_room(ledger, asked):
         _spend(ledger, w)
     found = sharing.at_once(ledger, w, asked)
     if isinstance(found, Refusal):

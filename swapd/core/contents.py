@@ -15,7 +15,7 @@ from typing import NamedTuple
 from swapd.core.queue import Deadlines
 
 
-class Due(NamedTuple):
+class DueHostCopy(NamedTuple):
     """A host copy to make now: filled by its worker, or sharing the bytes of `original`."""
 
     uid: int
@@ -70,7 +70,7 @@ class Contents:
 
     def ask(
         self, uid: int, session: int, key: Hashable, until: float, *, certain: bool = False
-    ) -> Due | None:
+    ) -> DueHostCopy | None:
         """Ask for the bytes of `key`; None: the host copy waits, at most until `until`.
 
         A session never waits for one that waits for it: two sessions that load the same components
@@ -83,14 +83,14 @@ class Contents:
             return self._share(content, uid)
         if content.filling is None:
             content.filling, content.filler = uid, session
-            return Due(uid)
+            return DueHostCopy(uid)
         if self._waits_for(content.filler, session):
-            return Due(uid)
+            return DueHostCopy(uid)
         content.waiting[uid] = session
         self._until.set(uid, until)
         return None
 
-    def sealed(self, uid: int) -> list[Due]:
+    def sealed(self, uid: int) -> list[DueHostCopy]:
         """Note that `uid` is filled; return the waiting host copies, which share it."""
         content = self._content_of(uid)
         if content is None:
@@ -101,7 +101,7 @@ class Contents:
             content.filling, content.filler = None, 0
         return [self._share(content, other) for other in list(content.waiting)]
 
-    def gone(self, uid: int) -> list[Due]:
+    def gone(self, uid: int) -> list[DueHostCopy]:
         """Note that `uid` is dropped or was never made; return the host copies to fill instead."""
         content = self._content_of(uid)
         if content is None:
@@ -124,7 +124,7 @@ class Contents:
             del self._contents[key]
         return all_due
 
-    def expired(self, now: float) -> list[Due]:
+    def expired(self, now: float) -> list[DueHostCopy]:
         """Return the host copies that waited too long; their workers fill them."""
         return [self._fill(self._contents[self._of[uid]], uid) for uid in self._until.over(now)]
 
@@ -147,16 +147,16 @@ class Contents:
     def _content_of(self, uid: int) -> _Content | None:
         return self._contents[self._of[uid]] if uid in self._of else None
 
-    def _share(self, content: _Content, uid: int) -> Due:
+    def _share(self, content: _Content, uid: int) -> DueHostCopy:
         original = max(content.filled, key=content.filled.__getitem__)
         self._wait_no_more(content, uid)
         content.filled[uid] = certain = content.filled[original]
         content.origins[uid] = content.origins[original]
-        return Due(uid, original, certain)
+        return DueHostCopy(uid, original, certain)
 
-    def _fill(self, content: _Content, uid: int) -> Due:
+    def _fill(self, content: _Content, uid: int) -> DueHostCopy:
         self._wait_no_more(content, uid)
-        return Due(uid)
+        return DueHostCopy(uid)
 
     def _wait_no_more(self, content: _Content, uid: int) -> None:
         content.waiting.pop(uid, None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import chain, takewhile
 from typing import Literal, NamedTuple
 
-from swapd.core import following, twins
+from swapd.core import predictions, twins
 from swapd.core.actions import Reason
 from swapd.core.foresight import Candidate, going, needed, oldest, victims
 from swapd.core.ledger import Ledger
@@ -204,7 +204,7 @@ def _used_up_first(
     if not acted:
         return idle
     idle = list(idle)
-    done = [c for c in idle if any(following.is_used_up(f, c) for f in acted)]
+    done = [c for c in idle if any(predictions.is_used_up(f, c) for f in acted)]
     return dict.fromkeys([*done, *idle])
 
 

@@ -2,13 +2,13 @@
 
 from itertools import islice
 
-from swapd.core import ahead, explain, sharing, transfers
+from swapd.core import explain, prefetch, sharing, transfers
 from swapd.core.actions import Grant, SendBroken, Waiting
 from swapd.core.ledger import Ledger, observe
 from swapd.core.queue import LOOKED_AT
 from swapd.core.records import NOBODY, Agent, Component, Key, Lease, Session, Waiter
 from swapd.core.requests import deadline
-from swapd.shared.protocol import THE_START, AcquireStart, Placement, Release, Used
+from swapd.shared.protocol import THE_START, AcquireStart, Placement, Release, UsedRanges
 
 
 def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
@@ -21,7 +21,7 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
     _note_turn(ledger, w.session, held)
     _foresee(ledger, held)
     if ledger.followers:
-        ahead.note_use(ledger, held)
+        prefetch.note_use(ledger, held)
     placements = []
     for c in held:
         c.promised.pop(w.key, None)
@@ -171,7 +171,7 @@ def release(ledger: Ledger, session: int, asked: Release) -> None:
     take_back(ledger, key, asked.again, asked.idle_s, asked.gap_s, unmapped=unmapped)
 
 
-def _note_used(ledger: Ledger, session: int, used: Used) -> None:
+def _note_used(ledger: Ledger, session: int, used: UsedRanges) -> None:
     """Set the ranges to save. This does not change a save in flight."""
     c = ledger.components.get(used.name)
     if c is None or c.session != session or c.scratch != "saved" or not c.leases:

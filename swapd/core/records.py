@@ -116,7 +116,7 @@ class Component:
     #: The owner may have written since the last write-back.
     dirty: bool = False
     #: Of scratch, None for everything: `kept`, the ranges in the host copy; `to_save`, those to
-    #: save. `used_number`: number of the last `Used`.
+    #: save. `used_number`: number of the last `UsedRanges`.
     kept: Ranges | None = None
     to_save: Ranges | None = None
     used_number: int = 0

@@ -2,7 +2,7 @@
 
 from swapd.core import admission, explain, registry, requests, transfers
 from swapd.core.actions import MakeHostCopy, SealHostCopy
-from swapd.core.contents import Due
+from swapd.core.contents import DueHostCopy
 from swapd.core.events import (
     HostCopiesPinned,
     HostCopyFailed,
@@ -109,7 +109,7 @@ def on_host_copy_found(ledger: Ledger, event: HostCopyFound) -> None:
     ledger.host.owners[uid] = c
     key = requests.content(event), nbytes
     due = ledger.host.contents.ask(uid, 0, key, ledger.now, certain=True)
-    assert due == Due(uid), "found twice, or too late"
+    assert due == DueHostCopy(uid), "found twice, or too late"
     registry.order_now(ledger, SealHostCopy(uid, c.name))
 
 

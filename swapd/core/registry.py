@@ -6,7 +6,7 @@ import msgspec
 
 from swapd.core import requests
 from swapd.core.actions import DropHostCopy, KeepHostCopy, MakeHostCopy, SealHostCopy
-from swapd.core.contents import Due
+from swapd.core.contents import DueHostCopy
 from swapd.core.ledger import Ledger, drop_member
 from swapd.core.records import Component
 from swapd.shared.protocol import Register
@@ -82,7 +82,7 @@ def make_host_copy(
         empty=c.scratch == "dropped",
     )
     if not content:
-        return order(ledger, Due(uid))
+        return order(ledger, DueHostCopy(uid))
     until = ledger.now + SHARE_PATIENCE_S + c.nbytes / SLOWEST_BYTES_PER_S
     key = content, c.nbytes
     due = ledger.host.contents.ask(uid, c.session, key, until, certain=certain)
@@ -90,7 +90,7 @@ def make_host_copy(
         order(ledger, due)
 
 
-def order(ledger: Ledger, due: Due) -> None:
+def order(ledger: Ledger, due: DueHostCopy) -> None:
     action = ledger.host.unordered.pop(due.uid)
     certain = due.certain and ledger.rules.keep_host > 0
     order_now(ledger, msgspec.structs.replace(action, original=due.original, certain=certain))

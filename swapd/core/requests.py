@@ -161,7 +161,7 @@ def _all_used(release: protocol.Release) -> str | None:
     return next(filter(None, map(_used, told)), None)
 
 
-def _used(used: protocol.Used) -> str | None:
+def _used(used: protocol.UsedRanges) -> str | None:
     if problem := _names((used.name,)):
         return problem
     if len(used.ranges) > protocol.RANGES_MAX:

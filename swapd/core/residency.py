@@ -10,11 +10,11 @@ from typing import Any
 
 from swapd.core import (
     admission,
-    ahead,
     events,
     explain,
     families,
     leases,
+    prefetch,
     registration,
     registry,
     requests,
@@ -210,8 +210,8 @@ _REQUESTS: dict[type, Callable[[Ledger, int, Any], None]] = {
     protocol.AcquireStart: leases.on_acquire_start,
     protocol.Release: leases.on_release,
     protocol.Cancel: admission.on_cancel,
-    protocol.Prefetch: ahead.on_prefetch,
-    protocol.Follows: ahead.on_follows,
+    protocol.Prefetch: prefetch.on_prefetch,
+    protocol.Follows: prefetch.on_follows,
     protocol.Resize: families.on_resize,
     protocol.Pin: families.on_pin,
     protocol.EvictNow: families.on_evict_now,
@@ -241,7 +241,7 @@ class Residency:
         #: Read-only for callers: only `handle` may change it.
         self.ledger = Ledger(chunks, chunk_bytes, rules or Rules())
         self._planner = Planner(self.ledger)
-        ahead.declare_order(self.ledger)
+        prefetch.declare_order(self.ledger)
 
     def __repr__(self) -> str:
         ledger = self.ledger

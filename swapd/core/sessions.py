@@ -9,7 +9,7 @@ from itertools import islice
 
 import msgspec
 
-from swapd.core import admission, ahead, explain, leases, registry, transfers, twins
+from swapd.core import admission, explain, leases, prefetch, registry, transfers, twins
 from swapd.core.actions import Fence, Lost, StopCopy
 from swapd.core.chunks import count
 from swapd.core.events import (
@@ -42,7 +42,7 @@ def on_session_opened(ledger: Ledger, event: SessionOpened) -> None:
 def on_tick(ledger: Ledger, event: Tick) -> None:
     _fence_late(ledger)
     leases.refuse_late_starts(ledger)
-    ahead.expire(ledger)
+    prefetch.expire(ledger)
     for due in ledger.host.contents.expired(event.now):
         registry.order(ledger, due)
     ledger.replan = True
@@ -102,7 +102,7 @@ def on_session_gone(ledger: Ledger, event: SessionGone) -> None:
     ledger.notices.unhurried.pop(event.session, None)
     _owe_nothing(ledger, event.session)
     leases.end_starts(ledger, event.session)
-    ahead.end_session(ledger, event.session)
+    prefetch.end_session(ledger, event.session)
     for c in session.makes_way.values():
         c.evicting_for = None
     owned = [ledger.components[name] for name in session.owns]

@@ -20,17 +20,17 @@ from swapd.shared.protocol import (
     NAMES_SHOWN,
     WAITS_SHOWN,
     WASTED_LAST,
+    Blocker,
     ComponentStatus,
     CopyStatus,
     Forecast,
     ForecastRequest,
-    InTheWay,
     KeptStatus,
     Refused,
     SessionStatus,
     Victim,
     WaitStatus,
-    Wasted,
+    WastedLoads,
 )
 from swapd.shared.units import measured_loads, seconds
 
@@ -86,7 +86,7 @@ def session_status(ledger: Ledger, session: int) -> SessionStatus:
     )
 
 
-def wasted(ledger: Ledger, now: float) -> Wasted | None:
+def wasted(ledger: Ledger, now: float) -> WastedLoads | None:
     """Return a summary of the last wasted loads; None before there were enough."""
     if len(ledger.wasted) < WASTED_LAST:
         return None
@@ -94,7 +94,7 @@ def wasted(ledger: Ledger, now: float) -> Wasted | None:
         ledger.wasted[0],
         ledger.wasted[-1],
     )
-    return Wasted(now - last, last - first, busy_then_s - busy_s, hits_then - hits)
+    return WastedLoads(now - last, last - first, busy_then_s - busy_s, hits_then - hits)
 
 
 def kept(ledger: Ledger) -> tuple[KeptStatus, ...]:
@@ -185,7 +185,7 @@ def _of_waiting(
         return Refused(asked.id, "bad_request", explain.WAITS_NO_MORE)
     if w.parked:
         missing = [n for n in w.names if not ledger.may_be_acquired(n)]
-        parked = [InTheWay(n, "not registered yet") for n in missing[:NAMES_SHOWN]]
+        parked = [Blocker(n, "not registered yet") for n in missing[:NAMES_SHOWN]]
         return _reply(ledger, asked.id, w, [], parked, now)
     victims, waits = _room(core, w, ledger.named(w.names), now) if w.queued else ([], [])
     return _reply(ledger, asked.id, w, victims, waits, now)
@@ -193,7 +193,7 @@ def _of_waiting(
 
 def _room(
     core: Residency, w: Waiter, asked: list[Component], now: float
-) -> tuple[list[Victim], list[InTheWay]]:
+) -> tuple[list[Victim], list[Blocker]]:
     """Return what would be evicted at once; otherwise what the acquire would wait for."""
     ledger = core.ledger
     first = [o for o in core.ledger.queue.queued if o.order < w.order]
@@ -218,11 +218,11 @@ def _victim(c: Component, reason: str) -> Victim:
     return Victim(c.name, c.nbytes, c.bytes_back, reason, c.part_of)
 
 
-def _comes_by_itself(found: eviction.Blocked) -> Iterable[InTheWay]:
+def _comes_by_itself(found: eviction.Blocked) -> Iterable[Blocker]:
     for c in found.leaving:
-        yield InTheWay(_known_as(c), "leaving; it can be loaded again when it has left")
+        yield Blocker(_known_as(c), "leaving; it can be loaded again when it has left")
     for twin in found.coming:
-        yield InTheWay(_known_as(twin), "coming in, with the same bytes")
+        yield Blocker(_known_as(twin), "coming in, with the same bytes")
 
 
 def _known_as(c: Component) -> str:
@@ -230,32 +230,32 @@ def _known_as(c: Component) -> str:
     return c.part_of or explain.called(c)
 
 
-def _first(ledger: Ledger, w: Waiter) -> InTheWay:
+def _first(ledger: Ledger, w: Waiter) -> Blocker:
     why = f"{explain.who(ledger, w.session)} waits for it, and is ahead in the queue"
-    return InTheWay(explain.asked_for(ledger, w), why)
+    return Blocker(explain.asked_for(ledger, w), why)
 
 
 def _blocking(
     ledger: Ledger, w: Waiter, asked: list[Component], going: list[Component], now: float
-) -> Iterable[InTheWay]:
+) -> Iterable[Blocker]:
     """Yield components that must leave and cannot now, and those promised to earlier waiters."""
     use_s = eviction.usual_use_s(asked)
     for c in going:
         if c.leases:
-            yield InTheWay(_known_as(c), f"leased by {', '.join(explain.holders(ledger, c))}")
+            yield Blocker(_known_as(c), f"leased by {', '.join(explain.holders(ledger, c))}")
         elif c.promised:
             yield _promised(ledger, c)
         elif (until := eviction.stays_until(ledger, c, w.priority, use_s)) > now:
             why = f"in use a moment ago, and kept for another {seconds(until - now)}"
-            yield InTheWay(_known_as(c), why)
+            yield Blocker(_known_as(c), why)
     for c in ledger.components.values():
         if c.promised and c not in asked and c not in going:
             yield _promised(ledger, c)
 
 
-def _promised(ledger: Ledger, c: Component) -> InTheWay:
+def _promised(ledger: Ledger, c: Component) -> Blocker:
     sessions = ", ".join(explain.who(ledger, s) for s in sorted({s for s, _ in c.promised}))
-    return InTheWay(_known_as(c), f"coming in for {sessions}")
+    return Blocker(_known_as(c), f"coming in for {sessions}")
 
 
 def _is_loaded_for(ledger: Ledger, c: Component, w: Waiter) -> bool:
@@ -268,7 +268,7 @@ def _reply(
     number: int,
     w: Waiter,
     victims: list[Victim],
-    waits: list[InTheWay],
+    waits: list[Blocker],
     now: float,
 ) -> Forecast:
     asked = [] if w.parked else ledger.named(w.names)

@@ -4,7 +4,7 @@
 are lent for one lease.
 """
 
-from swapd.core import eviction, following, registry, twins
+from swapd.core import eviction, predictions, registry, twins
 from swapd.core.actions import (
     CopyIn,
     CopyOut,
@@ -205,7 +205,7 @@ def set_pinned(ledger: Ledger, c: Component, pinned: bool) -> None:
 def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None:
     """Have `c` leave once its worker has let go of it or its load has been stopped."""
     if ledger.predicted:
-        following.note_evicted(ledger, c)
+        predictions.note_evicted(ledger, c)
     ledger.idle.drop(c)
     ledger.unwant(c.name)
     ledger.drop_superseded(c)

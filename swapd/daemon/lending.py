@@ -16,7 +16,7 @@ from swapd.core.events import CopyFailed, DeviceDown, DropAck, Dropping, Lent, R
 from swapd.daemon.dispatch import Inbox
 from swapd.daemon.lifeline import Lifeline
 from swapd.daemon.peers import Peer
-from swapd.device import Device, DeviceError, DeviceLost, NotAllBack
+from swapd.device import ChunksMissing, Device, DeviceError, DeviceLost
 from swapd.device.base import files_of, whole_files
 from swapd.shared import fds, protocol
 from swapd.shared.board import Boards
@@ -246,7 +246,7 @@ class Lender:
         back before the others."""
         runs, after_s, generation = order.runs, RETRY_FIRST_S, order.generation
         while (error := await self._taken(runs)) is not None:
-            if some is not None and isinstance(error, NotAllBack) and error.back:
+            if some is not None and isinstance(error, ChunksMissing) and error.back:
                 some(error.back)
                 runs, after_s = error.still, RETRY_FIRST_S
             longer = min(2 * after_s, RETRY_LAST_S)

@@ -32,15 +32,15 @@ from swapd.shared.protocol import (
     Dropped,
     FromClient,
     FromDaemon,
-    GivenBack,
     Goodbye,
     HandBack,
     Hello,
     Hurry,
-    LetGo,
+    ReleaseKept,
     Revoke,
     Revoked,
     Saved,
+    SessionUnmapped,
     Wanted,
     decode_from_client,
     encode,
@@ -277,7 +277,7 @@ class Lifeline:
             file.close()
 
     def _on_message(self, message: FromClient) -> None:
-        if isinstance(message, LetGo):
+        if isinstance(message, SessionUnmapped):
             self._server.on_message(self, message)
             self._server.gone(self)
         elif not isinstance(message, Hello):
@@ -305,8 +305,8 @@ class LifelineServer:
     """Accepts lifelines, and reports to four callables.
 
     `on_hello(lifeline, hello)`: a session may begin. `on_message(lifeline, message)`: of an open
-    session, or a LetGo. `on_unread(lifeline, count, error)`: messages wait, and the worker reads no
-    more for now or `error` is why they cannot be sent; with 0, it has taken all.
+    session, or a SessionUnmapped. `on_unread(lifeline, count, error)`: messages wait, and the
+    worker reads no more for now or `error` is why they cannot be sent; with 0, it has taken all.
     `on_gone(lifeline)`: an open session has ended, and its socket is closed.
     """
 
@@ -367,7 +367,7 @@ def _problem_with(message: FromClient, files: Sequence[OwnedFd]) -> str | None:
             return problem_with_text("the label", message.label)
         case Revoked():
             return problem_with_text("the name", message.name)
-        case Dropped() | GivenBack() | LetGo():
+        case Dropped() | ReleaseKept() | SessionUnmapped():
             return None
 
 

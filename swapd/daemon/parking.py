@@ -16,10 +16,10 @@ from contextlib import suppress
 
 from swapd.core.events import HostCopyFound
 from swapd.core.ledger import HostCopyIndex
-from swapd.daemon import keeper, parked
+from swapd.daemon import keeper, parked_copies
 from swapd.daemon.dispatch import Inbox
 from swapd.daemon.host_copies import NAME, HostCopies, HostCopyError
-from swapd.daemon.parked import Manifest, Parked
+from swapd.daemon.parked_copies import Manifest, ParkedHostCopy
 from swapd.device.base import Device
 from swapd.shared.config import NOTIFY_VARIABLE, STORE_VARIABLE, variable
 from swapd.shared.fds import OwnedFd, peer_of, recv_packet, send_packet
@@ -98,7 +98,7 @@ class Parking:
 
     def _manifest(self, uid: int) -> OwnedFd:
         """Raises: OSError."""
-        c, inode = self._host.owners[uid], parked.inode(self._copies.fileno(uid))
+        c, inode = self._host.owners[uid], parked_copies.inode(self._copies.fileno(uid))
         now = self._inbox.clock()
         return Manifest(c.name, c.part_of, c.content, c.layout, c.nbytes, inode, now).write()
 
@@ -127,10 +127,10 @@ class Parking:
         if most and not device.read_only_pins:
             log.warning("--keep-host ends with this daemon: the driver pins no sealed host copies")
         budget = device.chunks * device.chunk_bytes
-        inherited, handed = list(parked.inherited()), self._handed_over()
+        inherited, handed = list(parked_copies.inherited()), self._handed_over()
         stored = {_name(fd.fileno()) for fd in (inherited if _has_store() else handed)}
         taken: dict[int, Manifest] = {}
-        for number, one in enumerate(parked.sort((*inherited, *handed)), 1):
+        for number, one in enumerate(parked_copies.sort((*inherited, *handed)), 1):
             if (name := _name(one.fd.fileno())) in stored:
                 self._names[-number] = name
             room = most - sum(manifest.nbytes for manifest in taken.values())
@@ -149,7 +149,7 @@ class Parking:
             self._inbox.post(found)
 
     def _adopt(
-        self, uid: int, one: Parked, taken: Collection[Manifest], room: int, budget: int
+        self, uid: int, one: ParkedHostCopy, taken: Collection[Manifest], room: int, budget: int
     ) -> Manifest:
         """Raises: ValueError, HostCopyError, OSError."""
         if (manifest := one.manifest) is None:

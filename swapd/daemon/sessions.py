@@ -183,11 +183,11 @@ class Sessions:
                 self._dispatch.post(events.RevokeAck(now, lifeline.session, name, generation))
             case protocol.Dropped():
                 self._lender.dropped(lifeline.session, message.ticket)
-            case protocol.GivenBack():
+            case protocol.ReleaseKept():
                 for release in message.releases:
                     if not self._core.problem_with(release):
                         self._ask(lifeline.session, release)
-            case protocol.LetGo():
+            case protocol.SessionUnmapped():
                 self._on_let_go(lifeline.pid, message.token)
 
     def _on_unread(self, lifeline: Lifeline, count: int, error: str) -> None:

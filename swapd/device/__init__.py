@@ -1,11 +1,11 @@
 """The devices: GPU memory, or host memory in its place. `open_device` chooses the backend."""
 
 from swapd.device.base import (
+    ChunksMissing,
     Device,
     DeviceError,
     DeviceLost,
     MemoryUse,
-    NotAllBack,
     ProcessUse,
     chunks_in,
 )
@@ -13,12 +13,12 @@ from swapd.device.host import HostDevice
 from swapd.shared.config import HOST_CHUNK, gpu_number
 
 __all__ = [
+    "ChunksMissing",
     "Device",
     "DeviceError",
     "DeviceLost",
     "HostDevice",
     "MemoryUse",
-    "NotAllBack",
     "ProcessUse",
     "number_of",
     "open_device",

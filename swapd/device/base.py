@@ -21,7 +21,7 @@ class DeviceLost(DeviceError):
     """The device is gone for this process: every later call fails with the same message."""
 
 
-class NotAllBack(DeviceError):
+class ChunksMissing(DeviceError):
     """Some lent chunks have no memory yet: `still`. Those in `back` have it."""
 
     def __init__(self, why: str, back: Runs, still: Runs) -> None:
@@ -73,7 +73,7 @@ class Device(Protocol):
     chunks: int
     #: File i holds k chunks from i * k on, chunk c at offset (c % k) * chunk_bytes.
     chunks_per_file: int
-    #: Chunks that have no memory yet, as after `reclaim` with NotAllBack.
+    #: Chunks that have no memory yet, as after `reclaim` with ChunksMissing.
     missing: Runs
     #: Whether work of a process may go on for a while after the process has ended.
     outlasts: bool
@@ -152,8 +152,9 @@ class Device(Protocol):
     def reclaim(self, runs: Runs) -> None:
         """Allocate the lent chunks among these again, filled with zeros. Blocks.
 
-        On a GPU, earlier exports of them refer to other memory. Raises: NotAllBack if there is not
-        enough memory yet, though some chunks may be back; DeviceError, then nothing has changed.
+        On a GPU, earlier exports of them refer to other memory. Raises: ChunksMissing if there is
+        not enough memory yet, though some chunks may be back; DeviceError, then nothing has
+        changed.
         """
 
     def use(self) -> MemoryUse:

@@ -7,11 +7,11 @@ from contextlib import ExitStack, closing, suppress
 from typing import NamedTuple
 
 from swapd.device.base import (
+    ChunksMissing,
     DeviceError,
     DeviceLost,
     Landed,
     MemoryUse,
-    NotAllBack,
     Piece,
     Pinned,
     ProcessUse,
@@ -261,7 +261,7 @@ class CudaDevice:
         back = runs_of(n for n in chunks if not self._arena.is_lent(n))
         if short is not None:
             free, _ = self._memory()
-            raise NotAllBack(
+            raise ChunksMissing(
                 f"{self._title} is out of memory for chunks to take back ({short}); {size(free)} "
                 f"are free, and {_shares(self._nvml.processes())}",
                 back,

@@ -1,7 +1,7 @@
 """The context of each swap log record, the story of a component, and filters. Makes no text for
 people.
 
-Records name sessions, requests and copies by number; `Seen` remembers what the numbers mean.
+Records name sessions, requests and copies by number; `RecordContext` remembers what these mean.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,10 +31,10 @@ def copied_bytes(order: actions.CopyIn | actions.CopyOut) -> int:
     return order.nbytes if order.only is None else sum(nbytes for _, nbytes in order.only)
 
 
-class Seen:
+class RecordContext:
     """What the numbers in later records mean.
 
-    Call `note` with each record after looking at it. `Seen` forgets what no later record can refer
+    Call `note` with each record after looking at it. This forgets what no later record can refer
     to, so that a reader can follow a log for months.
     """
 
@@ -204,7 +204,7 @@ def names_in(lines: Iterable[LogLine]) -> set[str]:
 
 
 def _with_names(lines: Iterable[LogLine]) -> Iterator[tuple[LogLine, tuple[str, ...]]]:
-    seen = Seen()
+    seen = RecordContext()
     for line in lines:
         yield line, seen.about(line.record)
         seen.note(line.record)
@@ -285,7 +285,7 @@ class Filter(NamedTuple):
     min_s: float = 0.0
     since: float = 0.0
 
-    def wants(self, record: Record, seen: Seen) -> bool:
+    def wants(self, record: Record, seen: RecordContext) -> bool:
         """Return whether the record meets all conditions. `seen` has noted the records before
         it."""
         return (
@@ -296,7 +296,7 @@ class Filter(NamedTuple):
             and (not self.min_s or (took(record, seen) or 0.0) >= self.min_s)
         )
 
-    def _is_of_component(self, record: Record, seen: Seen) -> bool:
+    def _is_of_component(self, record: Record, seen: RecordContext) -> bool:
         about = seen.about(record)
         names = {*about, *(seen.part_of[name] for name in about if name in seen.part_of)}
         request = getattr(record.event, "request", None)
@@ -304,7 +304,7 @@ class Filter(NamedTuple):
             names.add(request.part_of or request.name)
         return any(fnmatchcase(name, given) for name in names for given in self.components)
 
-    def _is_of_session(self, record: Record, seen: Seen) -> bool:
+    def _is_of_session(self, record: Record, seen: RecordContext) -> bool:
         opened = record.event
         if isinstance(opened, events.SessionOpened):
             return self._is_meant(opened.session, opened.label)
@@ -327,7 +327,7 @@ def unknown_kinds(kinds: tuple[str, ...]) -> list[str]:
     return [kind for kind in kinds if kind not in KINDS]
 
 
-def took(record: Record, seen: Seen) -> float | None:
+def took(record: Record, seen: RecordContext) -> float | None:
     """Return how many seconds the finished step took; None if the record finishes no step."""
     if isinstance(record.event, events.Over):
         return _since(record.event.generation, seen.copies, record)

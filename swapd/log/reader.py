@@ -10,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from swapd.log.records import OtherSchema, Record, parse, render
+from swapd.log.records import Record, SchemaMismatch, parse, render
 from swapd.shared.errors import UserError
 
 
@@ -26,7 +26,7 @@ class LogLine(NamedTuple):
 class Reader:
     def __init__(self) -> None:
         #: Why the run at hand cannot be read, if it is in another schema.
-        self.other: OtherSchema | None = None
+        self.other: SchemaMismatch | None = None
         #: Number of lines in another schema.
         self.left_out = 0
 
@@ -38,7 +38,7 @@ class Reader:
     def _parse(self, raw: bytes) -> Record | None:
         try:
             record = parse(raw)
-        except OtherSchema as exc:
+        except SchemaMismatch as exc:
             self.other = exc
             self.left_out += 1
             return None
@@ -77,7 +77,7 @@ class Tail:
         """Return the records since the last call. A `dropped` record counts those that the file
         lacks.
 
-        Raises: OSError; OtherSchema if the last run is in another schema.
+        Raises: OSError; SchemaMismatch if the last run is in another schema.
         """
         found = list(self._numbered(self.lines()))
         if self.reader.other is not None:
@@ -172,7 +172,7 @@ def read_runs(path: Path) -> tuple[list[LogLine], Reader]:
 
 
 def read(path: Path) -> list[LogLine]:
-    """As `read_runs`. Raises: OSError, NoLog; OtherSchema if the last run is in another schema."""
+    """As `read_runs`. Raises: OSError, NoLog; SchemaMismatch if the last run has another."""
     lines, reader = read_runs(path)
     if reader.other is not None:
         raise reader.other

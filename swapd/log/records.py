@@ -19,7 +19,7 @@ from swapd.shared.protocol import AnyOrder
 SCHEMA = 1
 
 
-class OtherSchema(UserError):
+class SchemaMismatch(UserError):
     """A record belongs to a run in another schema. The message tells how to read it."""
 
     def __init__(self, found: int) -> None:
@@ -64,7 +64,7 @@ class Head(msgspec.Struct, gc=False):
     cause: int
 
 
-class AskedHead(Head, gc=False):
+class RequestHead(Head, gc=False):
     """First fields of a request. Its kind and the fields from the wire follow."""
 
     now: float
@@ -100,7 +100,7 @@ class _Begin(msgspec.Struct):
 _TIME = re.compile(rb'\{"seq":[0-9]{1,20},"t":([0-9]{1,20}(?:\.[0-9]{1,20})?),')
 _encoder = msgspec.json.Encoder()
 _begin = msgspec.json.Decoder(_Begin).decode
-_asked_head = msgspec.json.Decoder(AskedHead).decode
+_asked_head = msgspec.json.Decoder(RequestHead).decode
 _start = msgspec.json.Decoder(Start).decode
 
 
@@ -121,7 +121,7 @@ Parts = list[msgspec.Struct]
 
 def parts_of(seq: int, t: float, cause: int, item: AnyEvent | AnyAction) -> Parts:
     if type(item) is SessionRequest:
-        return [AskedHead(seq, t, "event", cause, item.now, item.session), item.request]
+        return [RequestHead(seq, t, "event", cause, item.now, item.session), item.request]
     return [Head(seq, t, "event" if isinstance(item, Event) else "action", cause), item]
 
 
@@ -162,7 +162,7 @@ def missed(before: bytes, count: int) -> bytes:
 
 
 def parse(line: bytes | str) -> Record:
-    """Return the record of a line. Raises: OtherSchema; msgspec.MsgspecError, ValueError or
+    """Return the record of a line. Raises: SchemaMismatch; msgspec.MsgspecError, ValueError or
     RecursionError for a line that is no record."""
     head = _begin(line)
     seq, cause, time = head.seq, head.cause, head.t
@@ -179,7 +179,7 @@ def parse(line: bytes | str) -> Record:
             return Record(seq, cause, time, dropped=head.count)
         case "start":
             if head.schema != SCHEMA:
-                raise OtherSchema(head.schema)
+                raise SchemaMismatch(head.schema)
             return Record(seq, cause, time, start=_start(line))
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from swapd.core import Residency
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.log.records import OtherSchema, Record, Start, parse
+from swapd.log.records import Record, SchemaMismatch, Start, parse
 from swapd.shared.errors import UserError
 
 
@@ -52,7 +52,7 @@ def replay(lines: Iterable[bytes | str]) -> Iterator[Step]:
 def _start(records: Iterator[Record]) -> tuple[int, Start]:
     try:
         first = next(records, None)
-    except OtherSchema as exc:
+    except SchemaMismatch as exc:
         raise ReplayError(str(exc)) from exc
     if first is None or first.start is None:
         raise ReplayError("no start record: the log was rotated, or is not one")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from swapd.core import actions, events
-from swapd.log.history import Seen, Slow, copied_bytes
+from swapd.log.history import RecordContext, Slow, copied_bytes
 from swapd.log.records import Record
 from swapd.shared.protocol import Runs
 from swapd.shared.text import counted, plain
@@ -34,7 +34,7 @@ class TraceBuilder:
     """Turns records into events of a trace. Call `add` with records in order, then `end`."""
 
     def __init__(self) -> None:
-        self._seen = Seen()
+        self._seen = RecordContext()
         self._zero: float | None = None
         self._now = 0.0
         #: Track and current state of each component.

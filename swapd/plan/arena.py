@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from swapd.plan.advise import CHUNK_BYTES, lru_bytes
+from swapd.plan.advice import CHUNK_BYTES, lru_bytes
 from swapd.plan.demands import Demand, WeightGroup
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple, TypeVar
 
-from swapd.plan.advise import DoesNotFit
+from swapd.plan.advice import DoesNotFit
 from swapd.shared.config import (
     GPU_CHUNK,
     HOST_CHUNK,

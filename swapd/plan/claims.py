@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from swapd.plan import kv
-from swapd.plan.advise import CHUNK_BYTES, SLOTS, ModelComponent, PlanError, grouped
+from swapd.plan.advice import CHUNK_BYTES, SLOTS, ModelComponent, PlanError, grouped
 from swapd.plan.demands import Demand, WeightGroup
 from swapd.plan.deploy import Deploy, DeployStage
 from swapd.plan.shares import USUAL_CACHE
@@ -23,7 +23,7 @@ _ALSO = {"code2wav": "token2wav", "token2wav": "code2wav"}
 _WHOLE = "."
 
 
-class Known(NamedTuple):
+class DeployFacts(NamedTuple):
     deploy: Deploy
     #: Stages, parts of stages (`thinker.visual`), or the components of a diffusion stage.
     components: Sequence[ModelComponent]
@@ -45,7 +45,7 @@ class Needs(NamedTuple):
 
 
 def of(
-    known: Known, totals: Mapping[int, int], chunk: int = CHUNK_BYTES
+    known: DeployFacts, totals: Mapping[int, int], chunk: int = CHUNK_BYTES
 ) -> tuple[dict[int, list[Demand]], list[str]]:
     """Return the demands on each GPU, by its number, and notes about the assumptions. `chunk`: the
     daemons' chunk size. Raises: PlanError."""
@@ -58,7 +58,7 @@ def of(
 
 
 class _Claims:
-    def __init__(self, known: Known, chunk: int) -> None:
+    def __init__(self, known: DeployFacts, chunk: int) -> None:
         self._known, self._chunk = known, chunk
         self._found = {c.name: c for c in known.components}
         self._weights = {stage.name: self._weights_of(stage) for stage in known.deploy.stages}

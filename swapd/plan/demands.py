@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from swapd.plan import kv
-from swapd.plan.advise import CHUNK_BYTES
+from swapd.plan.advice import CHUNK_BYTES
 from swapd.plan.omni import Kind
 from swapd.shared.units import size
 from swapd.shared.vm import round_up

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from swapd.plan import omni
-from swapd.plan.advise import PlanError
+from swapd.plan.advice import PlanError
 from swapd.plan.omni import Kind, VllmOmni
 from swapd.shared.documents import mapping, read_yaml
 from swapd.shared.text import problem_with_text

@@ -6,7 +6,7 @@ It reads the layout of huggingface_hub, without that library, and downloads noth
 import re
 from pathlib import Path
 
-from swapd.plan.advise import PlanError
+from swapd.plan.advice import PlanError
 from swapd.shared import config
 from swapd.shared.documents import read_json
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from swapd.plan.advise import PlanError
+from swapd.plan.advice import PlanError
 from swapd.plan.omni import Kind
 from swapd.shared.text import plain
 

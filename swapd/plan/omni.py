@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from swapd.plan.advise import PlanError
+from swapd.plan.advice import PlanError
 from swapd.shared import config
 
 Kind = Literal["ar", "generation", "diffusion"]

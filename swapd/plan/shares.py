@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from swapd.plan import kv
-from swapd.plan.advise import DoesNotFit
+from swapd.plan.advice import DoesNotFit
 from swapd.plan.arena import SharedArena, chunk_of, largest_of
 from swapd.plan.demands import Demand, GpuFacts, StreamPoint, Term, points
 from swapd.shared.units import size
@@ -56,7 +56,7 @@ class GpuShare(msgspec.Struct, frozen=True):
     eager: bool = False
 
 
-class Larger(msgspec.Struct, frozen=True):
+class LargerCaches(msgspec.Struct, frozen=True):
     #: By stage: caches that are larger than planned.
     caches: dict[str, int]
     moved_bytes: int
@@ -84,7 +84,7 @@ class GpuPlan(msgspec.Struct, frozen=True):
     moved_whole_bytes: int
     whole_s: float
     #: An alternative with larger KV caches, which costs copies.
-    larger: Larger | None
+    larger: LargerCaches | None
     #: Sizes in the arena are whole chunks.
     chunk_bytes: int
     #: Components that load by block, again at each step.
@@ -273,14 +273,16 @@ def _grown(
     return more(largest_of(chunks, costs_nothing))
 
 
-def _larger(arena: SharedArena, caches: Mapping[str, int], bytes_per_s: float) -> Larger | None:
+def _larger(
+    arena: SharedArena, caches: Mapping[str, int], bytes_per_s: float
+) -> LargerCaches | None:
     turns = {c.name: arena.nbytes - arena.stays - c.turning(0) for c in arena.ours}
     most = {c.name: min(turns[c.name], c.cache_bytes(TURNS_CACHE)) for c in arena.ours}
     more = {name: nbytes for name, nbytes in most.items() if nbytes > caches[name]}
     moved, _ = arena.moved({**caches, **more})
     if arena.fits(caches) or moved <= arena.moved(caches)[0]:
         return None
-    return Larger(more, moved, moved / bytes_per_s)
+    return LargerCaches(more, moved, moved / bytes_per_s)
 
 
 def _by_block(ours: Sequence[Demand], budget: int) -> tuple[str, ...]:

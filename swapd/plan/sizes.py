@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from swapd.plan import hub
-from swapd.plan.advise import ModelComponent, PlanError
+from swapd.plan.advice import ModelComponent, PlanError
 from swapd.shared import config
 from swapd.shared.documents import mapping, read_json
 from swapd.shared.protocol import ComponentStatus, rest_of

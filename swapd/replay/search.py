@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from swapd.core import events
-from swapd.replay.again import run_again
+from swapd.replay.rerun import run_again
 from swapd.replay.work import RecordedWork, ReplayTally, WorkStep
 from swapd.shared import protocol, vm
 

@@ -5,7 +5,7 @@ from contextlib import closing
 
 from swapd.device.host import available_bytes
 from swapd.plan import hub, sizes
-from swapd.plan.advise import PlanError
+from swapd.plan.advice import PlanError
 from swapd.run import gpus
 from swapd.run.commands import Command, division_of, shards_of
 from swapd.run.daemons import DaemonSpec

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from swapd.plan import asked
+from swapd.plan import offload_flags
 from swapd.shared.config import ConfigError
 from swapd_client.offload.settings import OffloadSettings
 
@@ -67,7 +67,7 @@ def command_of(words: Sequence[str]) -> Command:
     words = (*words[:after], *map(_dashed, words[after:]))
     if kind == "vllm":
         return Command(words, kind)
-    offload, left = asked.taken_off(words)
+    offload, left = offload_flags.taken_off(words)
     return Command(left, kind, offload)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from swapd.core import actions, events
-from swapd.log.history import Seen, copied_bytes
+from swapd.log.history import RecordContext, copied_bytes
 from swapd.log.records import Record
 from swapd.run.stages import StageState
 from swapd.shared.text import counted
@@ -113,14 +113,14 @@ def _note(item: object, owners: _Owners, stages: Mapping[str, StageOutcome]) -> 
 def _counted(
     records: Iterable[Record], since: float, stages: Mapping[str, StageOutcome]
 ) -> Outcome:
-    found, seen, chunk, used = Outcome(), Seen(), 0, 0
+    found, seen, chunk, used = Outcome(), RecordContext(), 0, 0
     owners: _Owners = {}
     counts = False
     for record in records:
         if record.start is not None:  # the next daemon counts sessions and copies anew
             found.device, chunk = record.start.device, record.start.chunk_bytes
             found.budget_bytes = record.start.chunks * chunk
-            seen, owners = Seen(), {}
+            seen, owners = RecordContext(), {}
         elif record.event is not None:
             counts = since <= record.event.now
         item = record.event or record.action
@@ -135,7 +135,7 @@ def _counted(
     return found
 
 
-def _add(item: object, found: Outcome, seen: Seen, owners: _Owners) -> None:
+def _add(item: object, found: Outcome, seen: RecordContext, owners: _Owners) -> None:
     match item:
         case events.CopiedIn() | events.CopiedOut():
             order = seen.order(item.generation)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swapd.plan import asked, deploy, hub, omni, paste
-from swapd.plan.advise import PlanError
+from swapd.plan import deploy, hub, offload_flags, omni, snippets
+from swapd.plan.advice import PlanError
 from swapd.plan.omni import VllmOmni
 from swapd.run import gpus
 from swapd.run.commands import (
@@ -86,7 +86,7 @@ def _mentions(path: Path) -> bool:
     """Tell whether a deploy file names swapd's workers itself, or has `stage_args`, which vllm-omni
     does not read. Base files come with vllm-omni."""
     try:
-        return _OURS in path.read_text(errors="replace") or bool(asked.in_file(path))
+        return _OURS in path.read_text(errors="replace") or bool(offload_flags.in_file(path))
     except OSError:
         return False  # vllm-omni reports it
 
@@ -184,7 +184,7 @@ def deploy_file_of(command: Command) -> DeployFile:
     Blocks while it asks the command's Python. Raises: PlanError.
     """
     named = option(command.words, DEPLOY_CONFIG)
-    listed = asked.in_file(Path(named)) if named else []
+    listed = offload_flags.in_file(Path(named)) if named else []
     if named is None or listed:
         assert command.model is not None
         models = [str(model_folder(command)), command.model]
@@ -216,15 +216,15 @@ def with_workers(
     """
     found = deploy.read(file.path, installed=file.installed)
     ours = any(stage.ours for stage in found.stages)
-    options, said = asked.of_stages(file.listed, found, model)
-    options |= asked.of_flags(flags, found, model)
+    options, said = offload_flags.of_stages(file.listed, found, model)
+    options |= offload_flags.of_flags(flags, found, model)
     if ours and not options:
         return None, said
     stages = []
     for stage in found.stages:
         entry: dict[str, Any] = {"stage_id": stage.id}
         if not ours:
-            entry |= paste.worker(stage.kind)
+            entry |= snippets.worker(stage.kind)
             said += _move(entry, stage, usable)
         if stage.id in options:
             both = {**stage.additional.get(KEY, {}), **options[stage.id]}

@@ -39,7 +39,7 @@ class Message(NamedTuple):
 Action = StartStage | SignalStage | Message
 
 
-class _Is(Enum):
+class _Phase(Enum):
     WAITING = "waits"
     #: The caller is carrying out its `StartStage`.
     STARTING = "starts"
@@ -53,7 +53,7 @@ class StageState:
 
     def __init__(self, stage: StageSpec) -> None:
         self.stage = stage
-        self.now = _Is.WAITING
+        self.now = _Phase.WAITING
         #: Whether the stages after it may start.
         self.up = False
         self.starts = 0
@@ -69,11 +69,11 @@ class StageState:
 
     def end(self, status: int, now: float) -> None:
         self.status = status
-        if self.now is _Is.RUNNING:
+        if self.now is _Phase.RUNNING:
             self.took_s = now - self.since
             if self.took_s >= WELL_AFTER_S:
                 self.failures = 0
-        self.now, self.due = _Is.ENDED, None
+        self.now, self.due = _Phase.ENDED, None
 
 
 class Stages:
@@ -92,7 +92,7 @@ class Stages:
 
     @property
     def over(self) -> bool:
-        return all(state.now is _Is.ENDED for state in self.states.values())
+        return all(state.now is _Phase.ENDED for state in self.states.values())
 
     @property
     def due(self) -> float | None:
@@ -101,19 +101,19 @@ class Stages:
     @property
     def awaited(self) -> list[str]:
         """Running stages that must register a component, or answer, before others start."""
-        before = {n for s in self.states.values() if s.now is _Is.WAITING for n in s.stage.after}
+        before = {n for s in self.states.values() if s.now is _Phase.WAITING for n in s.stage.after}
         return [
             name
             for name, state in self.states.items()
             if name in before
             and not state.up
             and state.stage.ready in ("registered", "answers")
-            and state.now is _Is.RUNNING
+            and state.now is _Phase.RUNNING
         ]
 
     def is_starting(self, name: str) -> bool:
         """Tell whether its `StartStage` is still valid: another stage may have failed since."""
-        return self.states[name].now is _Is.STARTING
+        return self.states[name].now is _Phase.STARTING
 
     # --- events ---------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Stages:
 
     def started(self, name: str, now: float) -> list[Action]:
         state = self.states[name]
-        state.now, state.since, state.due = _Is.RUNNING, now, None
+        state.now, state.since, state.due = _Phase.RUNNING, now, None
         state.starts += 1
         return self.is_up(name, now) if state.stage.ready == "started" else []
 
@@ -170,8 +170,8 @@ class Stages:
             if state.due is None or now < state.due:
                 continue
             state.due = None
-            if state.now is _Is.PAUSING:
-                state.now = _Is.STARTING
+            if state.now is _Phase.PAUSING:
+                state.now = _Phase.STARTING
                 actions.append(StartStage(name))
             else:
                 waited = seconds(state.stage.stop_timeout_s)
@@ -183,28 +183,28 @@ class Stages:
 
     def _starts(self) -> Iterator[Action]:
         for name, state in self.states.items():
-            if state.now is _Is.WAITING and all(self.states[n].up for n in state.stage.after):
-                state.now = _Is.STARTING
+            if state.now is _Phase.WAITING and all(self.states[n].up for n in state.stage.after):
+                state.now = _Phase.STARTING
                 yield StartStage(name)
 
     def _running(self) -> list[str]:
-        return [name for name, state in self.states.items() if state.now is _Is.RUNNING]
+        return [name for name, state in self.states.items() if state.now is _Phase.RUNNING]
 
     def _tell(self, number: int, now: float) -> list[SignalStage]:
         self.stopping = True
         told = [SignalStage(name, number) for name in self._running()]
         for state in self.states.values():
-            if state.now is _Is.RUNNING:
+            if state.now is _Phase.RUNNING:
                 state.due = now + state.stage.stop_timeout_s
             else:
-                state.now, state.due = _Is.ENDED, None
+                state.now, state.due = _Phase.ENDED, None
         return told
 
     def _pause(self, state: StageState, how: str, now: float) -> Message:
         twice, first = min(state.failures, _DOUBLED_MAX), state.stage.backoff_s
         pause = min(max(PAUSE_MAX_S, first), first * 2**twice)
         state.failures += 1
-        state.now, state.due = _Is.PAUSING, now + pause
+        state.now, state.due = _Phase.PAUSING, now + pause
         of = "" if state.stage.retries is None else f" of {state.stage.retries}"
         return Message(f"{how}: it starts again in {seconds(pause)} (retry {state.failures}{of})")
 
@@ -216,7 +216,7 @@ class Stages:
         if ended.up:
             return []
         name = ended.stage.name
-        waiting = [s.stage for s in self.states.values() if s.now is _Is.WAITING]
+        waiting = [s.stage for s in self.states.values() if s.now is _Phase.WAITING]
         left = [stage.name for stage in waiting if name in stage.after]
         if not left:
             return []

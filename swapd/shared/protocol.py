@@ -186,7 +186,7 @@ class Forget(Request, frozen=True, tag="forget"):
     names: tuple[str, ...] = ()
 
 
-class Used(msgspec.Struct, frozen=True):
+class UsedRanges(msgspec.Struct, frozen=True):
     """The ranges of "saved" scratch that are worth saving from now on, as its owner reports."""
 
     name: Name
@@ -200,7 +200,7 @@ class Release(Request, frozen=True, tag="release"):
     lease: Id
     ack: bool = False
     again: Uses = 0  # further uses, which the worker did not report
-    used: tuple[Used, ...] = ()
+    used: tuple[UsedRanges, ...] = ()
     idle_s: Past = 0.0  # since the end of its last use
     gap_s: Past | None = None  # between its last use and the one before
     unmapped: bool = False  # the worker has unmapped clean components that no other lease holds
@@ -419,7 +419,7 @@ class Victim(msgspec.Struct, frozen=True):
     part_of: str = ""
 
 
-class InTheWay(msgspec.Struct, frozen=True):
+class Blocker(msgspec.Struct, frozen=True):
     """A component or family that the acquire would wait for, and why, for people."""
 
     name: str
@@ -439,7 +439,7 @@ class Forecast(Reply, frozen=True, tag="forecast"):
     bytes_coming: int  # loading already
     bytes_back: int
     victims: tuple[Victim, ...]
-    waits_for: tuple[InTheWay, ...]
+    waits_for: tuple[Blocker, ...]
     seconds: float | None
     bytes_per_s: float | None
     unknown: str = ""
@@ -573,11 +573,11 @@ class Counts(msgspec.Struct):
 #: A load is wasted if its component left at most so long before, to make room or for a rival of its
 #: alternating group.
 WASTED_S = 60.0
-#: Number of wasted loads that `Wasted` summarizes.
+#: Number of wasted loads that `WastedLoads` summarizes.
 WASTED_LAST = 8
 
 
-class Wasted(msgspec.Struct, frozen=True):
+class WastedLoads(msgspec.Struct, frozen=True):
     """The last WASTED_LAST wasted loads; parts of a family in a row count as one.
 
     `copying_s`: seconds of `took_s` in which loads were copied. `hits`: uses in `took_s` that found
@@ -644,7 +644,7 @@ class Status(Reply, frozen=True, tag="status"):
     waits: tuple[WaitStatus, ...] = ()
     copies: tuple[CopyStatus, ...] = ()
     counts: Counts | None = None
-    wasted: Wasted | None = None  # None before there were WASTED_LAST
+    wasted: WastedLoads | None = None  # None before there were WASTED_LAST
     #: Records of the swap log, and those that its file lost because the disk did not take them.
     records: int = 0
     records_lost: int = 0
@@ -674,7 +674,7 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
     ticket: Id
 
 
-class GivenBack(msgspec.Struct, frozen=True, tag="given_back"):
+class ReleaseKept(msgspec.Struct, frozen=True, tag="given_back"):
     """Releases of leases that nobody uses. Not answered; a repetition does nothing."""
 
     releases: tuple[Release, ...]
@@ -687,7 +687,7 @@ class HandBack(msgspec.Struct, frozen=True, tag="hand_back"):
     request: Id
 
 
-class LetGo(msgspec.Struct, frozen=True, tag="let_go"):
+class SessionUnmapped(msgspec.Struct, frozen=True, tag="let_go"):
     """Sent instead of Hello by a process that has unmapped everything of the ended session with
     this token. The daemon believes only that session's process, and closes the connection
     afterwards."""
@@ -695,7 +695,7 @@ class LetGo(msgspec.Struct, frozen=True, tag="let_go"):
     token: bytes
 
 
-FromClient = Hello | Revoked | Dropped | GivenBack | HandBack | LetGo
+FromClient = Hello | Revoked | Dropped | ReleaseKept | HandBack | SessionUnmapped
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

@@ -22,7 +22,7 @@ import msgspec
 
 from swapd.cli.common import encoded_json
 from swapd.cli.conclusions import report
-from swapd.cli.last_lines import LastLines, Spoken
+from swapd.cli.last_lines import LastLines, LogEntry
 from swapd.cli.page import PageSettings
 from swapd.shared import fds
 from swapd.shared.protocol import ComponentStatus, Status
@@ -43,7 +43,7 @@ _CODES |= dict.fromkeys(("stopping", "revoking", "writing back", "reclaiming"), 
 Mark = tuple[float, str, float]
 
 
-class Past:
+class ResidencyHistory:
     def __init__(self) -> None:
         self._marks: dict[str, deque[Mark]] = {}
 
@@ -102,16 +102,16 @@ NICE = 5
 KEPT = ("/healthz", "/metrics")
 
 
-class Watched:
+class StatusFeed:
     """The daemon's last status and what goes with it. Sends the daemon one request at a time, for
     any number of tasks."""
 
     def __init__(self, client: Client) -> None:
         """Ask for the first status. Blocks. Raises: SwapdError."""
         self._client = client
-        self.past = Past()
+        self.past = ResidencyHistory()
         self.status: Status
-        self.lines: tuple[Spoken, ...] = ()
+        self.lines: tuple[LogEntry, ...] = ()
         self._asking: asyncio.Task[SwapdError | None] | None = None
         self._take(client.status(timeout=CONNECT_S))
         self._log = LastLines(Path(self.status.swap_log), LINES)
@@ -161,7 +161,7 @@ class Watched:
 
 
 class Site:
-    def __init__(self, watched: Watched, access: AccessRules) -> None:
+    def __init__(self, watched: StatusFeed, access: AccessRules) -> None:
         self.page = files("swapd.web").joinpath("page.html").read_text("utf-8")
         self._watched = watched
         self._access = access
@@ -251,13 +251,13 @@ async def _serve(settings: PageSettings) -> None:
     folder = Path(settings.folder)
     client = await asyncio.to_thread(connect, folder, label=LABEL, timeout=CONNECT_S)
     try:
-        with closing(await asyncio.to_thread(Watched, client)) as watched:
+        with closing(await asyncio.to_thread(StatusFeed, client)) as watched:
             await _serve_until_the_end(watched, client, settings)
     finally:
         await asyncio.to_thread(client.close)
 
 
-async def _serve_until_the_end(watched: Watched, client: Client, settings: PageSettings) -> None:
+async def _serve_until_the_end(watched: StatusFeed, client: Client, settings: PageSettings) -> None:
     site = Site(watched, AccessRules(settings.token, settings.host))
     server = Server(site.answer, headers_for(site.page), KEPT)
     told_to_end, over = asyncio.Event(), asyncio.Event()

@@ -20,7 +20,7 @@ from swapd.shared.protocol import (
     ComponentStatus,
     Histogram,
     Status,
-    Wasted,
+    WastedLoads,
 )
 from tests.samples import bare
 
@@ -28,8 +28,8 @@ from .conftest import MIB, Running, environment, swapd
 
 GIB = 1 << 30
 #: In turn all the time; and with pauses, so that copies take little of it.
-ALWAYS = Wasted(ago_s=0.1, took_s=4.0, copying_s=3.0, hits=0)
-SELDOM = Wasted(ago_s=5.0, took_s=40.0, copying_s=2.0, hits=0)
+ALWAYS = WastedLoads(ago_s=0.1, took_s=4.0, copying_s=3.0, hits=0)
+SELDOM = WastedLoads(ago_s=5.0, took_s=40.0, copying_s=2.0, hits=0)
 
 
 def component(name: str, mib: int, **changes: Any) -> ComponentStatus:

@@ -9,10 +9,10 @@ import pytest
 from rich.cells import cell_len
 
 from swapd.cli.conclusions import report
-from swapd.cli.last_lines import Spoken
+from swapd.cli.last_lines import LogEntry
 from swapd.cli.live import screen
 from swapd.cli.live.screen import Choice, Snapshot
-from swapd.cli.render import Said
+from swapd.cli.render import Phrase
 from swapd.core import status
 from swapd.shared.protocol import Status
 from tests.core.world import World
@@ -28,7 +28,7 @@ def holding(nbytes: int, **sizes: int) -> tuple[World, int]:
     return w, s
 
 
-def view(w: World, lines: Sequence[Spoken] = (), amiss: str = "", **more: Any) -> Snapshot:
+def view(w: World, lines: Sequence[LogEntry] = (), amiss: str = "", **more: Any) -> Snapshot:
     """What a daemon with this core says now."""
     ledger = w.ledger
     told = msgspec.structs.replace(
@@ -238,8 +238,8 @@ def test_columns_give_way_where_there_is_no_room_and_the_name_stays() -> None:
 
 def test_the_last_records_are_below() -> None:
     w = World(10)
-    said = Said("evict", "a", "to make room for b", swap=True)
-    told = view(w, [Spoken(at, 0.0, said) for at in range(100)])
+    said = Phrase("evict", "a", "to make room for b", swap=True)
+    told = view(w, [LogEntry(at, 0.0, said) for at in range(100)])
     text = [line.plain.rstrip() for line in screen.lines(told, Choice(), 80, 24, w.now)]
     assert text.count(text[text.index("log") + 1]) > 10
     assert "evict      a  to make room for b" in text[-2]

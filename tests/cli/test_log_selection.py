@@ -9,7 +9,7 @@ from swapd.cli.passes import Folding
 from swapd.core import actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.log.history import Filter, Seen
+from swapd.log.history import Filter, RecordContext
 from swapd.log.records import Record, render
 from swapd.shared.protocol import Acquire, Register
 
@@ -59,7 +59,7 @@ class Told:
 
     def folded(self) -> list[str]:
         """The lines without their times, from the first block on."""
-        folding, seen, shown = Folding(), Seen(), []
+        folding, seen, shown = Folding(), RecordContext(), []
         for record in self.records:
             shown += list(folding.lines(record, seen))
             seen.note(record)
@@ -68,7 +68,7 @@ class Told:
         return [text for text in words if not text.startswith(("opened", "register"))]
 
     def wanted(self, **only: object) -> list[Record]:
-        chosen, seen, found = Filter(**only), Seen(), []  # type: ignore[arg-type]
+        chosen, seen, found = Filter(**only), RecordContext(), []  # type: ignore[arg-type]
         for record in self.records:
             if chosen.wants(record, seen):
                 found.append(record)

@@ -11,7 +11,7 @@ from rich.console import Console
 from swapd.cli.components import forecast_page as page
 from swapd.cli.plan_input import status_of
 from swapd.shared import protocol
-from swapd.shared.protocol import Forecast, InTheWay, Victim
+from swapd.shared.protocol import Blocker, Forecast, Victim
 from swapd_client import VersionMismatch
 from tests import fakecuda
 from tests.plan.test_sizes import layers, save
@@ -219,6 +219,6 @@ def test_a_forecast_reads_as_what_it_is() -> None:
     assert "in about 500 ms, with copies at the 6 GB/s measured" in shown
     parts = tuple(Victim(f"dit/{i}", GIB, 0, "room", "dit") for i in range(3))
     assert "dit (3 GiB in 3 parts)" in forecast(victims=parts)
-    waits = forecast(waits_for=(InTheWay("x", "leased by y"),), seconds=0.5)
+    waits = forecast(waits_for=(Blocker("x", "leased by y"),), seconds=0.5)
     assert "x: leased by y" in waits
     assert "in about 500 ms" in waits

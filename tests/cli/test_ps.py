@@ -15,7 +15,7 @@ import pytest
 
 import swapd_client
 from swapd.cli import target
-from swapd.cli.daemons import Listed, _listed
+from swapd.cli.daemons import DaemonEntry, _listed
 from swapd.cli.daemons import ps_page as page
 from swapd.cli.target import where
 from swapd.shared import config, daemons
@@ -104,8 +104,10 @@ def test_those_of_other_users_are_passed_over(daemon: Running) -> None:
 def test_ps_fits_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    row = Listed(1, "/run/user/1000/swapd/cuda0", "cuda:0", "1", 99.0, 40 << 30, 38 << 30, 9, 8, 7)
-    Console(width=80).print(page([row, Listed(2, "/b", problem="it is stopped")]))
+    row = DaemonEntry(
+        1, "/run/user/1000/swapd/cuda0", "cuda:0", "1", 99.0, 40 << 30, 38 << 30, 9, 8, 7
+    )
+    Console(width=80).print(page([row, DaemonEntry(2, "/b", problem="it is stopped")]))
     shown = capsys.readouterr().out
     assert "cuda:0" in shown
     assert "38 GiB of" in shown

@@ -11,7 +11,7 @@ from swapd.cli.render import line, say, sentence
 from swapd.core import Rules, actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.log.history import Seen
+from swapd.log.history import RecordContext
 from swapd.log.records import Record, Start
 from swapd.shared.protocol import (
     Acquire,
@@ -21,7 +21,7 @@ from swapd.shared.protocol import (
     Register,
     Release,
     Scratch,
-    Used,
+    UsedRanges,
 )
 from tests.samples import sample
 
@@ -30,9 +30,9 @@ NOON = 1_700_000_000.25
 
 
 @pytest.fixture
-def seen() -> Seen:
+def seen() -> RecordContext:
     """Two workers with a component each; session 2 has acquired its own."""
-    seen = Seen()
+    seen = RecordContext()
     said: list[AnyEvent | AnyAction] = [
         events.SessionOpened(0.0, 1, "thinker-worker"),
         events.SessionOpened(0.0, 2, "talker-worker"),
@@ -55,7 +55,7 @@ def _record(item: AnyEvent | AnyAction, *, seq: int = 9, cause: int = 1, at: flo
 
 
 def _text(
-    item: AnyEvent | AnyAction, seen: Seen, *, everything: bool = False, **where: Any
+    item: AnyEvent | AnyAction, seen: RecordContext, *, everything: bool = False, **where: Any
 ) -> str | None:
     """The line without its time."""
     shown = line(_record(item, **where), seen, everything=everything)
@@ -118,7 +118,7 @@ LINES: list[tuple[list[AnyEvent | AnyAction], AnyEvent | AnyAction, str]] = [
 
 @pytest.mark.parametrize(("before", "item", "said"), LINES, ids=[said for _, _, said in LINES])
 def test_a_record_has_its_line(
-    seen: Seen, before: list[AnyEvent | AnyAction], item: AnyEvent | AnyAction, said: str
+    seen: RecordContext, before: list[AnyEvent | AnyAction], item: AnyEvent | AnyAction, said: str
 ) -> None:
     for each in before:
         seen.note(_record(each))
@@ -131,7 +131,7 @@ GIB = 1 << 30
 QUARTER = ((0, GIB // 2), (GIB, GIB // 2))
 
 
-def _scratch(seen: Seen, kind: Scratch) -> Record:
+def _scratch(seen: RecordContext, kind: Scratch) -> Record:
     asked = Register(2, "kv", 4 * GIB, mutable=True, scratch=kind)
     record = _record(events.SessionRequest(0.0, 1, asked))
     seen.note(record)
@@ -139,23 +139,23 @@ def _scratch(seen: Seen, kind: Scratch) -> Record:
 
 
 @pytest.mark.parametrize("kind", ["dropped", "saved"])
-def test_scratch_is_registered_with_what_becomes_of_it(seen: Seen, kind: Scratch) -> None:
+def test_scratch_is_registered_with_what_becomes_of_it(seen: RecordContext, kind: Scratch) -> None:
     said = say(_scratch(seen, kind), seen).detail
     assert said == f"4 GiB, lru, scratch, {kind} when it is evicted; by thinker-worker (session 1)"
 
 
-def test_a_host_copy_that_takes_no_memory_says_so(seen: Seen) -> None:
+def test_a_host_copy_that_takes_no_memory_says_so(seen: RecordContext) -> None:
     made = actions.MakeHostCopy(1, 3, "kv", 4 * GIB, True, empty=True)
     assert say(_record(made), seen).detail == "a host copy of 4 GiB, which takes no memory"
 
 
-def test_a_release_says_what_is_used_of_scratch(seen: Seen) -> None:
-    used = (Used("kv", 1, QUARTER), Used("kv2", 1, ()))
+def test_a_release_says_what_is_used_of_scratch(seen: RecordContext) -> None:
+    used = (UsedRanges("kv", 1, QUARTER), UsedRanges("kv2", 1, ()))
     said = say(_record(events.SessionRequest(0.0, 2, Release(6, 5, used=used))), seen).detail
     assert said == "by talker-worker (session 2); of kv 1 GiB is used; of kv2 0 B is used"
 
 
-def test_leaving_has_a_line_of_its_own_only_if_it_took_an_answer(seen: Seen) -> None:
+def test_leaving_has_a_line_of_its_own_only_if_it_took_an_answer(seen: RecordContext) -> None:
     evicted = actions.Evicted("thinker", 1, 24 * MIB, 0)
     seen.note(_record(actions.Evict("thinker", 1, "room", (2, 5)), cause=8))
     assert _text(evicted, seen, cause=8) is None
@@ -165,7 +165,7 @@ def test_leaving_has_a_line_of_its_own_only_if_it_took_an_answer(seen: Seen) -> 
     assert _text(actions.Evicted("thinker", 1, 24 * MIB, 24 * MIB), seen, cause=11) is None
 
 
-def test_a_grant_is_shown_if_it_waited_and_a_hit_only_with_all(seen: Seen) -> None:
+def test_a_grant_is_shown_if_it_waited_and_a_hit_only_with_all(seen: RecordContext) -> None:
     waited = actions.Grant(2, 5, (), 0.0691, True)
     said = "granted talker to talker-worker (session 2) after 69.1 ms"
     assert _text(waited, seen) == said
@@ -178,7 +178,7 @@ def test_a_grant_is_shown_if_it_waited_and_a_hit_only_with_all(seen: Seen) -> No
     assert "hit" in shown.text.plain
 
 
-def test_a_workspace_is_asked_for_lent_and_taken_back(seen: Seen) -> None:
+def test_a_workspace_is_asked_for_lent_and_taken_back(seen: RecordContext) -> None:
     asked = _record(events.SessionRequest(0.0, 2, AcquireWorkspace(6, 6 * MIB, timeout_s=1.0)))
     assert say(asked, seen).detail == "6 MiB for talker-worker (session 2) (within 1 s)"
     seen.note(asked)
@@ -192,7 +192,7 @@ def test_a_workspace_is_asked_for_lent_and_taken_back(seen: Seen) -> None:
     assert _text(events.Reclaimed(0.0, 3), seen, at=2.0) == f"back {name} in the arena after 2 s"
 
 
-def test_a_turn_to_start_is_asked_for_and_waited_for(seen: Seen) -> None:
+def test_a_turn_to_start_is_asked_for_and_waited_for(seen: RecordContext) -> None:
     asked = _record(events.SessionRequest(0.0, 2, AcquireStart(6, 60.0)))
     assert say(asked, seen).subject == "the turn to start"
     assert say(asked, seen).detail == "for talker-worker (session 2) (within 60 s)"
@@ -204,20 +204,20 @@ def test_a_turn_to_start_is_asked_for_and_waited_for(seen: Seen) -> None:
     assert say(_record(actions.Grant(2, 6, (), 4.0, False)), seen).subject == "the turn to start"
 
 
-def test_the_terms_of_an_acquire_are_said(seen: Seen) -> None:
+def test_the_terms_of_an_acquire_are_said(seen: RecordContext) -> None:
     asked = events.SessionRequest(1.0, 2, Acquire(5, ("talker",), 1, 1.0, 3, True, True))
     said = say(_record(asked), seen).detail
     assert said.endswith("(session 2) (priority 3, within 1 s, waits for the name, early)")
 
 
-def test_sessions_of_the_command_line_are_left_out(seen: Seen) -> None:
+def test_sessions_of_the_command_line_are_left_out(seen: RecordContext) -> None:
     opened = _record(events.SessionOpened(0.0, 4, "swapd status"))
     assert line(opened, seen) is None
     seen.note(opened)
     assert line(_record(events.SessionGone(0.0, 4)), seen) is None
 
 
-def test_the_start_says_the_device(seen: Seen) -> None:
+def test_the_start_says_the_device(seen: RecordContext) -> None:
     start = Start("9.9", "host", 20, 2 * MIB, Rules())
     shown = line(Record(1, 0, NOON, start=start), seen)
     assert shown is not None
@@ -225,7 +225,7 @@ def test_the_start_says_the_device(seen: Seen) -> None:
 
 
 def test_every_line_has_its_time_and_its_day_with_the_zone(
-    seen: Seen, monkeypatch: pytest.MonkeyPatch
+    seen: RecordContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "Asia/Kolkata")
     time.tzset()
@@ -239,13 +239,13 @@ def test_every_line_has_its_time_and_its_day_with_the_zone(
         time.tzset()
 
 
-def test_missing_records_are_counted(seen: Seen) -> None:
+def test_missing_records_are_counted(seen: RecordContext) -> None:
     shown = line(Record(7, 0, NOON, dropped=12), seen)
     assert shown is not None
     assert "12 records: the disk was full, or" in shown.text.plain
 
 
-def test_columns_line_up(seen: Seen) -> None:
+def test_columns_line_up(seen: RecordContext) -> None:
     seen.note(_record(actions.CopyIn(2, "talker", 3, 20 * MIB, ((0, 10),))))
     one = line(_record(events.CopiedIn(0.0, 3), at=1.0), seen)
     two = line(_record(actions.Evict("thinker", 1, "room", (2, 5))), seen)
@@ -255,7 +255,7 @@ def test_columns_line_up(seen: Seen) -> None:
     assert one.text.plain.index("MiB") == two.text.plain.index("MiB")
 
 
-def test_what_workers_say_cannot_reach_the_terminal(seen: Seen) -> None:
+def test_what_workers_say_cannot_reach_the_terminal(seen: RecordContext) -> None:
     seen.note(_record(events.SessionOpened(0.0, 7, "evil\x1b[2J\r\n")))
     shown = line(_record(actions.Waiting(7, 1, ("a",), "held by \x1b]0;x\a")), seen)
     assert shown is not None
@@ -263,7 +263,7 @@ def test_what_workers_say_cannot_reach_the_terminal(seen: Seen) -> None:
 
 
 def test_a_log_that_lost_its_beginning_still_reads() -> None:
-    seen = Seen()
+    seen = RecordContext()
     assert _text(events.CopiedIn(0.0, 3), seen) == "in"
     assert _text(actions.Grant(2, 5, (), 0.5, True), seen) == "granted to session 2 after 500 ms"
     said = _text(actions.Evict("vae", 3, "room", (2, 5)), seen)
@@ -286,7 +286,7 @@ KINDS = [kind for kind in get_args(AnyEvent | AnyAction) if kind is not events.S
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_record_has_words(kind: Any, seen: Seen) -> None:
+def test_every_record_has_words(kind: Any, seen: RecordContext) -> None:
     fields = msgspec.structs.fields(kind)
     given = {
         f.name: _EXAMPLES.get(f.type, () if "tuple" in str(f.type) else "timeout")
@@ -297,11 +297,11 @@ def test_every_record_has_words(kind: Any, seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(AnyOrder))
-def test_every_request_has_words(kind: type[AnyOrder], seen: Seen) -> None:
+def test_every_request_has_words(kind: type[AnyOrder], seen: RecordContext) -> None:
     assert_has_words(_record(events.SessionRequest(1.0, 1, sample(kind))), seen)
 
 
-def assert_has_words(record: Record, seen: Seen) -> None:
+def assert_has_words(record: Record, seen: RecordContext) -> None:
     assert say(record, seen).verb
     assert sentence(record, seen).plain.isprintable()
     shown = line(record, seen, everything=True)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from swapd.plan.advise import PlanError
+from swapd.plan.advice import PlanError
 from swapd.run import budgets
 from swapd.run.commands import command_of, number_of, option, without
 from swapd.run.daemons import DaemonSpec, joinable

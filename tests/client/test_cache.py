@@ -18,9 +18,9 @@ from swapd import spawn
 from swapd.shared.protocol import PAST_MAX_S, Granted
 from swapd.spawn import Spawned
 from swapd_client import Client, Deadlock, Lease, Timeout
-from swapd_client.covered import covered
-from swapd_client.leases.book import Record
+from swapd_client.interrupts import covered
 from swapd_client.leases.cache import Cache
+from swapd_client.leases.record import Record
 from tests.contents import bytes_of
 from tests.sleeping import more_sleeps, sleeps
 from tests.threads import run_together, started

@@ -31,10 +31,10 @@ from swapd_client import (
     UnknownComponent,
     connect,
     connect_async,
-    dropped,
+    finalizers,
 )
 from swapd_client.memory import dlpack
-from swapd_client.memory.layout import Remote
+from swapd_client.memory.layout import RemoteBytes
 from tests.client.test_tensors import on_gpu
 from tests.offload.modules import Model
 from tests.processes import PYTHONPATH
@@ -289,7 +289,7 @@ async def test_an_asyncio_service_has_the_same_results_with_swapd_and_without(
 def test_a_client_that_is_lost_with_its_loop_leaves_nothing_open(nowhere: Path) -> None:
     def lose() -> None:
         asyncio.run(connect_async(disabled=True))
-        dropped.settle()
+        finalizers.settle()
 
     lose()  # the first one starts threads
     before = len(os.listdir("/proc/self/fd"))
@@ -347,7 +347,7 @@ def test_a_model_is_attached_for_as_long_as_it_lives(nowhere: Path) -> None:
             gc.collect()
             client.acquire("one", "two").release()
             del model
-            dropped.settle()
+            finalizers.settle()
             assert client.status().components == ()
 
 
@@ -474,7 +474,7 @@ def test_bytes_on_a_gpu_are_read_after_its_work(
     source, target = torch.arange(64), torch.zeros(64, dtype=torch.int64)
     with connect("cuda:1", disabled=True) as client:
         client.session.processor.fetch(
-            [Remote(target.data_ptr(), source.data_ptr(), source.nbytes)]
+            [RemoteBytes(target.data_ptr(), source.data_ptr(), source.nbytes)]
         )
     assert torch.equal(target, source)
     assert waited == [1]

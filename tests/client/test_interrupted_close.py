@@ -15,7 +15,7 @@ import swapd_client
 from swapd import spawn
 from swapd.spawn import Spawned
 from swapd_client import AsyncClient, Client
-from swapd_client.dropped import settle
+from swapd_client.finalizers import settle
 from tests.client.test_cancelled import each_cancelled
 from tests.interrupts import forget, interrupt, interrupts, places
 

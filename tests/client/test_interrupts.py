@@ -15,7 +15,7 @@ import swapd_client
 from swapd import spawn
 from swapd.spawn import Spawned
 from swapd_client import Client, InUse
-from swapd_client.dropped import settle
+from swapd_client.finalizers import settle
 from tests.interrupts import forget, interrupt, interrupts, places
 
 #: Places of one call.

@@ -7,8 +7,8 @@ import pytest
 from swapd.shared.protocol import Granted, Placement
 from swapd_client.errors import DaemonGone
 from swapd_client.leases.arrivals import Arrivals
-from swapd_client.leases.book import Record
 from swapd_client.leases.leases import Leases
+from swapd_client.leases.record import Record
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
 

@@ -11,7 +11,7 @@ import swapd_client
 from swapd import spawn
 from swapd.spawn import Spawned
 from swapd_client import AsyncClient
-from swapd_client.memory.layout import OtherBytes
+from swapd_client.memory.layout import ContentMismatch
 from swapd_client.session.registry import Registry
 
 MIB = 1 << 20
@@ -82,7 +82,7 @@ def test_what_is_interrupted_as_it_starts_over_is_discarded_once(daemon: Spawned
         registry = client.session.registry
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(
-                registry, "fill", lambda part: _raise(OtherBytes(part.name, was_guessed=True))
+                registry, "fill", lambda part: _raise(ContentMismatch(part.name, was_guessed=True))
             )
             patched.setattr(registry, "start_over", lambda *_: _raise(KeyboardInterrupt()))
             with pytest.raises(KeyboardInterrupt):

@@ -13,7 +13,7 @@ from hypothesis import settings
 from swapd.core import Residency
 from swapd.core.actions import Lend
 from swapd.core.records import Key, workspace_name
-from swapd.shared.protocol import Policy, Ranges, Scratch, Used
+from swapd.shared.protocol import Policy, Ranges, Scratch, UsedRanges
 from tests.core.world import Channel, World
 
 T = TypeVar("T")
@@ -219,7 +219,7 @@ def acquire_workspace(w: World, choose: Choices) -> bool:
     return True
 
 
-def used(w: World, choose: Choices, key: Key) -> tuple[Used, ...]:
+def used(w: World, choose: Choices, key: Key) -> tuple[UsedRanges, ...]:
     """The ranges of scratch to save after this release; sometimes wrong in owner or number."""
     known = [n for n in sorted(w.owner) if n in w.scratch]
     own = [n for n in known if n in w.leases[key] and w.owner[n] == key[0]]
@@ -227,7 +227,9 @@ def used(w: World, choose: Choices, key: Key) -> tuple[Used, ...]:
         return ()
     name = choose.pick(sorted(w.owner) if choose.chance(8) else own or known)
     before = w.scratch[name].number if name in w.scratch else 0
-    return (Used(name, max(before + choose.pick((1, 1, 1, 2, 0, -1)), 0), choose.pick(RANGES)),)
+    return (
+        UsedRanges(name, max(before + choose.pick((1, 1, 1, 2, 0, -1)), 0), choose.pick(RANGES)),
+    )
 
 
 def start(w: World, choose: Choices) -> bool:

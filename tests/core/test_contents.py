@@ -2,7 +2,7 @@
 
 import pytest
 
-from swapd.core.contents import Contents, Due
+from swapd.core.contents import Contents, DueHostCopy
 
 
 class Desk:
@@ -23,7 +23,7 @@ class Desk:
     def drop(self, uid: int) -> None:
         self.tell(self.contents.gone(uid))
 
-    def tell(self, all_due: list[Due]) -> None:
+    def tell(self, all_due: list[DueHostCopy]) -> None:
         for due in all_due:
             self.told[due.uid].append(due.original or None)
 

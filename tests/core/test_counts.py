@@ -235,10 +235,10 @@ def test_the_last_wasted_loads_say_how_long_they_took_and_what_was_found() -> No
     in_turn(w, 4, "a", "b")
     assert status.wasted(w.ledger, w.now) is None, "of eight loads six are wasted"
     in_turn(w, 1, "a", "b")
-    assert status.wasted(w.ledger, w.now + 3.0) == protocol.Wasted(4.0, 14.0, 7.0, 0)
+    assert status.wasted(w.ledger, w.now + 3.0) == protocol.WastedLoads(4.0, 14.0, 7.0, 0)
     w.touch(w.owner["b"], "b")
     in_turn(w, 1, "a")
-    assert status.wasted(w.ledger, w.now) == protocol.Wasted(1.0, 14.0, 7.0, 1)
+    assert status.wasted(w.ledger, w.now) == protocol.WastedLoads(1.0, 14.0, 7.0, 1)
 
 
 def test_a_load_long_after_its_component_left_is_not_wasted() -> None:

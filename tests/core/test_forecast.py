@@ -100,7 +100,7 @@ def test_who_holds_what_must_go_is_named(w: World) -> None:
     w.use(one, "a")
     answer = told(w, two, "b")
     assert not answer.at_once
-    assert answer.waits_for == (protocol.InTheWay("a", f"leased by worker (session {one})"),)
+    assert answer.waits_for == (protocol.Blocker("a", f"leased by worker (session {one})"),)
     assert answer.victims == ()
 
 
@@ -148,7 +148,7 @@ def test_what_is_promised_to_another_is_said(w: World) -> None:
     w.register(one, "b", 6)
     w.acquire(two, "a")
     (way,) = told(w, one, "b").waits_for
-    assert way == protocol.InTheWay("a", f"coming in for other (session {two})")
+    assert way == protocol.Blocker("a", f"coming in for other (session {two})")
 
 
 def test_parts_of_a_family_are_asked_for_and_in_the_way_as_one(w: World) -> None:
@@ -170,7 +170,7 @@ def scratch(w: World, kind: protocol.Scratch, *said: protocol.Ranges) -> tuple[i
     w.register(one, "kv", 6, scratch=kind)
     w.register(two, "c", 6)
     key = w.use(one, "kv")
-    w.release(key, used=tuple(protocol.Used("kv", i, r) for i, r in enumerate(said, 1)))
+    w.release(key, used=tuple(protocol.UsedRanges("kv", i, r) for i, r in enumerate(said, 1)))
     return one, two
 
 

@@ -31,7 +31,7 @@ from swapd.shared.protocol import (
     StatusRequest,
     Unregister,
     Update,
-    Used,
+    UsedRanges,
 )
 
 GOOD: list[AnyRequest] = [
@@ -62,8 +62,8 @@ GOOD: list[AnyRequest] = [
     Register(1, "a", 5, mutable=True, scratch="saved", part_of="f", transient=True),
     Register(1, "a", 5, mutable=True, scratch="saved", filled=True),
     Release(1, 2),
-    Release(1, 2, used=(Used("a", 1, ()), Used("b", 1, ((0, 2), (2, 1), (4, 1))))),
-    Release(1, 2, used=(Used("a", 1, tuple((2 * i, 1) for i in range(RANGES_MAX))),)),
+    Release(1, 2, used=(UsedRanges("a", 1, ()), UsedRanges("b", 1, ((0, 2), (2, 1), (4, 1))))),
+    Release(1, 2, used=(UsedRanges("a", 1, tuple((2 * i, 1) for i in range(RANGES_MAX))),)),
     Resize(1, "a", 0),
     Resize(1, "a"),
     StatusRequest(1),
@@ -121,13 +121,16 @@ BAD: list[tuple[AnyRequest, str]] = [
     (Register(1, "a", 1, segments=(1,), mutable=True, scratch="saved"), "give no segments"),
     (Register(1, "a", 1, filled=True), 'is for scratch that is "saved"'),
     (Register(1, "a", 1, mutable=True, scratch="dropped", filled=True), "filled=True is for"),
-    (Release(1, 2, used=(Used("a\nb", 1, ()),)), "is no name"),
-    (Release(1, 2, used=(Used("a", 1, ()),) * (NAMES_MAX + 1)), "more than 1024 names"),
-    (Release(1, 2, used=(Used("a", 1, ()), Used("b", 1, ((0, 0),)))), "ranges of 'b' must be"),
-    (Release(1, 2, used=(Used("a", 1, ((0, 2), (1, 1))),)), "ascending, apart, not empty"),
-    (Release(1, 2, used=(Used("a", 1, ((3, 1), (0, 1))),)), "ascending, apart, not empty"),
-    (Release(1, 2, used=(Used("a", 1, ((0, 1 << 60),)),)), "must be (offset, bytes)"),
-    (Release(1, 2, used=(Used("a", 1, ((0, 1),) * (RANGES_MAX + 1)),)), "at most"),
+    (Release(1, 2, used=(UsedRanges("a\nb", 1, ()),)), "is no name"),
+    (Release(1, 2, used=(UsedRanges("a", 1, ()),) * (NAMES_MAX + 1)), "more than 1024 names"),
+    (
+        Release(1, 2, used=(UsedRanges("a", 1, ()), UsedRanges("b", 1, ((0, 0),)))),
+        "ranges of 'b' must be",
+    ),
+    (Release(1, 2, used=(UsedRanges("a", 1, ((0, 2), (1, 1))),)), "ascending, apart, not empty"),
+    (Release(1, 2, used=(UsedRanges("a", 1, ((3, 1), (0, 1))),)), "ascending, apart, not empty"),
+    (Release(1, 2, used=(UsedRanges("a", 1, ((0, 1 << 60),)),)), "must be (offset, bytes)"),
+    (Release(1, 2, used=(UsedRanges("a", 1, ((0, 1),) * (RANGES_MAX + 1)),)), "at most"),
 ]
 
 

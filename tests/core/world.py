@@ -92,7 +92,7 @@ from swapd.shared.protocol import (
     Scratch,
     Unregister,
     Update,
-    Used,
+    UsedRanges,
 )
 from tests.core.arena import Arena, numbers, places
 from tests.core.check import check
@@ -430,14 +430,14 @@ class World:
         """Use and release at once."""
         self.release(self.use(session, *names))
 
-    def release(self, key: Key, again: int = 0, used: tuple[Used, ...] = ()) -> None:
+    def release(self, key: Key, again: int = 0, used: tuple[UsedRanges, ...] = ()) -> None:
         for said in used:
             self._note_used(key[0], said)
         self.leases.pop(key, None)
         self._starts_no_more(key)
         self.ask(key[0], Release(0, key[1], again=again, used=used))
 
-    def _note_used(self, session: int, said: Used) -> None:
+    def _note_used(self, session: int, said: UsedRanges) -> None:
         """It counts if the owner says it during a lease, and said nothing later."""
         worth = self.scratch.get(said.name)
         held = any(said.name in names for names in self.leases.values())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from swapd.device import DeviceError, NotAllBack, cuda, open_device, streams
+from swapd.device import ChunksMissing, DeviceError, cuda, open_device, streams
 from swapd.device.cuda import CudaDevice
 from swapd.device.driver import Driver
 from swapd.shared import vm
@@ -331,7 +331,7 @@ def test_what_there_is_memory_for_is_taken_back(fake: fakecuda.Fake) -> None:
         device.lend(((0, 2), (3, 1)))
         with (
             fake.occupied(fake.free_bytes() - 2 * CHUNK),
-            pytest.raises(NotAllBack, match=r"cuda:0 .* out of memory .* 0 B ") as out,
+            pytest.raises(ChunksMissing, match=r"cuda:0 .* out of memory .* 0 B ") as out,
         ):
             device.reclaim(((0, 2), (3, 1)))
         assert (out.value.back, out.value.still) == (((0, 2),), ((3, 1),))

@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from swapd.daemon import parked, parking
+from swapd.daemon import parked_copies, parking
 
 
 def at_line(number: int) -> None:
@@ -20,5 +20,5 @@ def at_line(number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return line
 
-    files = (parked.__file__, parking.__file__)
+    files = (parked_copies.__file__, parking.__file__)
     sys.settrace(lambda frame, *_: line if frame.f_code.co_filename in files else None)

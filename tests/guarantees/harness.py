@@ -27,7 +27,7 @@ import zmq
 from swapd import spawn
 from swapd.core.events import SessionGone, SessionOpened, SessionRequest
 from swapd.log import reader, records
-from swapd.log.records import OtherSchema, Record
+from swapd.log.records import Record, SchemaMismatch
 from swapd.shared import protocol, runtime_dir
 from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 from swapd.shared.protocol import LIFELINE_MAX_BYTES, AnyReply, AnyRequest, FromDaemon
@@ -353,7 +353,7 @@ class Watch:
 
 def _until(first: bytes, file: Path) -> list[Record] | None:
     """The events and actions of a daemon before `first`; None if it is not written yet."""
-    with suppress(FileNotFoundError, OtherSchema):
+    with suppress(FileNotFoundError, SchemaMismatch):
         run = reader.last_run(reader.read(file))
         for i, line in enumerate(run):
             if line.raw == first:

@@ -141,7 +141,7 @@ def test_nobody_lets_go_for_another(world: World) -> None:
     with RawSession(daemon.folder) as stranger:
         for said in (token, bytes(16), b"", token + b"\0", stranger.token):
             with RawSession(daemon.folder, hello=False, rpc=False) as liar:
-                liar.tell(protocol.LetGo(said))
+                liar.tell(protocol.SessionUnmapped(said))
                 assert liar.end() == []
         assert stranger.end() == []  # the lie changed nothing for its own session
     assert quarantined(daemon) == 4 * MIB

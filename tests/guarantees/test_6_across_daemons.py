@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from swapd_client import Client, Deadlock, SwapdError, across, connect
+from swapd_client import Client, Deadlock, SwapdError, connect, cross_deadlock
 from tests.contents import bytes_of
 from tests.guarantees.harness import MIB, Daemon, World
 
@@ -49,7 +49,7 @@ class Crossing:
         for thread in self.threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
-        assert not across.waits, "another thread takes them for waits that go on"
+        assert not cross_deadlock.waits, "another thread takes them for waits that go on"
 
 
 def test_threads_that_acquire_from_two_daemons_in_opposite_orders_get_a_deadlock(

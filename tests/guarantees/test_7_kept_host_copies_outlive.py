@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 import swapd_client
 from benchmarks.processes import keepers
 from swapd.core.registry import KEPT_MAX
-from swapd.daemon import parked, parking
+from swapd.daemon import parked_copies, parking
 from swapd.daemon.host_copies import NAME
-from swapd.daemon.parked import MANIFEST, Manifest
+from swapd.daemon.parked_copies import MANIFEST, Manifest
 from swapd.shared import runtime_dir
 from swapd.shared.fds import OwnedFd
 from swapd_client import SwapdError
@@ -224,7 +224,7 @@ def test_with_other_settings_what_fits_is_taken_back_and_the_rest_is_said(
 def manifests(held: dict[bytes, Pair]) -> Iterator[tuple[bytes, Manifest]]:
     for name, (_, fd) in held.items():
         with OwnedFd(os.dup(fd)) as manifest:
-            yield name, parked._read(manifest)
+            yield name, parked_copies._read(manifest)
 
 
 _SIZES = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -242,7 +242,7 @@ def forged(kind: str, real: Manifest) -> tuple[OwnedFd, OwnedFd]:
     nbytes = NBYTES - (kind == "cut short")
     seals = _SIZES | (0 if kind == "writable" else fcntl.F_SEAL_WRITE)
     copy = memfd("a-file" if kind == "no host copy" else NAME, bytes(nbytes), seals)
-    inode = real.inode if kind == "of another" else parked.inode(copy)
+    inode = real.inode if kind == "of another" else parked_copies.inode(copy)
     if kind == "rewritten":
         os.utime(copy.fileno(), ns=(0, 0))
     of = msgspec.structs.replace(real, inode=inode)
@@ -250,11 +250,11 @@ def forged(kind: str, real: Manifest) -> tuple[OwnedFd, OwnedFd]:
         case "no manifest":
             return copy, memfd("a-file", b"", 0)
         case "garbage":
-            return copy, memfd(MANIFEST, b"\xc1" * 100, parked._SEALS)
+            return copy, memfd(MANIFEST, b"\xc1" * 100, parked_copies._SEALS)
         case "half a manifest":
             with of.write() as whole:
                 data = os.pread(whole.fileno(), 1 << 16, 0)
-            return copy, memfd(MANIFEST, data[: len(data) // 2], parked._SEALS)
+            return copy, memfd(MANIFEST, data[: len(data) // 2], parked_copies._SEALS)
         case "manifest not sealed":
             with of.write() as whole:
                 return copy, memfd(MANIFEST, os.pread(whole.fileno(), 1 << 16, 0), 0)
@@ -287,7 +287,7 @@ def test_what_does_not_fit_its_manifest_is_said_and_serves_nobody(
         copy, manifest = forged(kind, real)
         with copy, manifest:
             fds = [copy.fileno(), manifest.fileno()]
-            name = f"FDNAME={NAME}-{parked.inode(copy)[0]}".encode()
+            name = f"FDNAME={NAME}-{parked_copies.inode(copy)[0]}".encode()
             socket.send_fds(sock, [b"FDSTORE=1\n" + name], fds)
     daemon = serve(world)
     await_kept(daemon, "vae")

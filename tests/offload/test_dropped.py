@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.modules import module as torchs
 
-from swapd_client import Client, SessionFenced, connect, dropped
+from swapd_client import Client, SessionFenced, connect, finalizers
 from swapd_client.offload.scope import here
 from tests import threads
 from tests.guarantees.harness import Daemon
@@ -36,7 +36,7 @@ def await_none(client: Client) -> None:
     """A thread unregisters soon; it has the memory for itself once the daemon has answered."""
     while names(client):
         pass
-    dropped.settle()  # waits for that thread
+    finalizers.settle()  # waits for that thread
 
 
 @pytest.mark.parametrize("options", [{}, {"resident": {"transformer": 0, "text_encoder": 0}}])
@@ -56,7 +56,7 @@ def test_the_components_of_a_model_that_is_no_more_are_unregistered(
     while client.status().private_bytes > before:
         pass
     assert not client.session.components
-    dropped.settle()
+    finalizers.settle()
     assert not torchs._global_parameter_registration_hooks
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from swapd_client import Client
-from swapd_client.dropped import give_back_later
+from swapd_client.finalizers import give_back_later
 from tests.guarantees.harness import Daemon
 from tests.offload.modules import WIDTH, evict, leases, seeded
 

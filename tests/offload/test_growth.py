@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules import module as torchs
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from swapd_client import Client, dropped
+from swapd_client import Client, finalizers
 from tests.offload.modules import TOKENS, WIDTH, Encoder, Model, assert_comes_back, evict, seeded
 
 X = torch.ones(2, WIDTH)
@@ -147,7 +147,7 @@ def test_nothing_watches_when_nothing_is_attached(client: Client) -> None:
         return len(torchs._global_parameter_registration_hooks), len(_global_optimizer_pre_hooks)
 
     gc.collect()
-    dropped.settle()  # models of earlier tests
+    finalizers.settle()  # models of earlier tests
     assert watching() == (0, 0)
     first, second = client.attach(seeded(Model)), client.attach(seeded(Model), prefix="b")
     first.refresh()

@@ -17,7 +17,7 @@ from torch.nn.utils import fusion, parametrizations, parametrize, prune
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.optim.swa_utils import AveragedModel
 
-from swapd_client import Client, NotWhileAttached, dropped
+from swapd_client import Client, NotWhileAttached, finalizers
 from swapd_client.offload import tools
 from tests.interrupts import interrupt, interrupts, places
 from tests.offload.modules import evict
@@ -34,7 +34,7 @@ X = torch.ones(2, 8, 4)
 def _nothing_attached() -> None:
     """The models of other tests are gone, or the functions would be replaced already."""
     gc.collect()
-    dropped.settle()
+    finalizers.settle()
 
 
 class Layers(nn.Module):
@@ -244,7 +244,7 @@ def test_they_are_torchs_own_again_after_the_last_detach(client: Client) -> None
     assert replaced() == before
     client.attach({"a": made()})
     gc.collect()
-    dropped.settle()
+    finalizers.settle()
     assert replaced() == before
 
 

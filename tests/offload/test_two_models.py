@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from swapd_client import Client, InUse, dropped
+from swapd_client import Client, InUse, finalizers
 from swapd_client.offload import hooks
 from tests import threads
 from tests.offload.modules import WIDTH, assert_comes_back, evict, seeded
@@ -133,7 +133,7 @@ def test_either_is_garbage_and_the_other_goes_on(client: Client, first: int) -> 
     pair = Pair(client, (Around, Tied))
     del pair.models[first], pair.expected[first], pair.attachments[first]
     gc.collect()
-    dropped.settle()
+    finalizers.settle()
     pair.check()
     if first == 0:
         while names(client) != {"b"}:  # a thread may have been quicker than this one

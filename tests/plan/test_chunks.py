@@ -2,7 +2,7 @@
 
 import pytest
 
-from swapd.plan.advise import DoesNotFit
+from swapd.plan.advice import DoesNotFit
 from swapd.plan.chunks import CALLS_S, Cost, chosen
 from swapd.plan.demands import Demand, GpuFacts, WeightGroup
 from swapd.plan.shares import GpuPlan, divide

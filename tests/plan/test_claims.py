@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from swapd.plan import claims, deploy
-from swapd.plan.advise import CHUNK_BYTES, ModelComponent, PlanError
+from swapd.plan.advice import CHUNK_BYTES, ModelComponent, PlanError
 from swapd.plan.demands import Demand
 from swapd.plan.kv import USUAL_BYTES, UncountedCache, least_bytes, tokens_in
 from swapd.plan.kv import workspace_of as of_decoder
@@ -40,7 +40,7 @@ def claimed(
         ModelComponent(n.replace("__", "."), round(gib * GIB)) for n, gib in sizes.items()
     ]
     totals = dict.fromkeys((g for s in found.stages for g in s.gpus), 80 * GIB)
-    return claims.of(claims.Known(found, components, rooms or {}, config), totals)
+    return claims.of(claims.DeployFacts(found, components, rooms or {}, config), totals)
 
 
 def alone(folder: Path, *listed: dict[str, Any], **sizes: Any) -> Demand:
@@ -121,7 +121,7 @@ def test_what_is_streamed_is_needed_in_part(
     path.write_text(yaml.safe_dump({"stages": [stage(0, "dit", swapd=options, **DIFFUSION)]}))
     dit = ModelComponent("transformer", 20 * GIB, 32, GIB // 2, 4 * GIB)
     by_gpu, _ = claims.of(
-        claims.Known(deploy.read(path), [dit, ModelComponent("vae", GIB)]), {0: 80 * GIB}
+        claims.DeployFacts(deploy.read(path), [dit, ModelComponent("vae", GIB)]), {0: 80 * GIB}
     )
     ((claim,),) = by_gpu.values()
     assert [p.least / GIB for p in claim.parts] == [least, 1]
@@ -239,7 +239,7 @@ def test_a_pipeline_without_swapd_takes_its_weights_and_activations(tmp_path: Pa
         ModelComponent("transformer", 20 * GIB),
         ModelComponent("vae", GIB),
     ]
-    by_gpu, _ = claims.of(claims.Known(found, sizes), {0: 80 * GIB})
+    by_gpu, _ = claims.of(claims.DeployFacts(found, sizes), {0: 80 * GIB})
     assert by_gpu[0][1].room == 21 * GIB + USUAL_BYTES["diffusion"]
 
 
@@ -265,7 +265,7 @@ def test_each_block_has_chunks_of_its_own(tmp_path: Path) -> None:
     by_layer = stage(0, "dit", swapd={"enable_layerwise_offload": True}, **DIFFUSION)
     path.write_text(yaml.safe_dump({"stages": [by_layer]}))
     dit = ModelComponent("transformer", 65 * 40 << 20, 40, 65 << 20)
-    ((claim,),) = claims.of(claims.Known(deploy.read(path), [dit]), {0: 80 * GIB})[0].values()
+    ((claim,),) = claims.of(claims.DeployFacts(deploy.read(path), [dit]), {0: 80 * GIB})[0].values()
     (part,) = claim.parts
     assert (part.taken, part.least) == (128 * 40 << 20, 128 * 2 << 20)
 

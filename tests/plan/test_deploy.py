@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swapd.plan import deploy, paste
+from swapd.plan import deploy, snippets
 from swapd.plan.deploy import BadDeploy, DeployStage
 from tests.files import file_with
 from tests.plan import omni
@@ -88,7 +88,7 @@ def test_the_overlay_that_is_printed_stands_by_itself(tmp_path: Path) -> None:
     write(tmp_path, BASE, "base.yaml")
     own = f"base_config: base.yaml\nasync_chunk: false\nstages: [{{stage_id: 1, worker_cls: {AR}}}]"
     found = deploy.read(write(tmp_path, own))
-    printed = paste.overlay(found, {0: {"kv": 1}, 1: {"gpu_memory_utilization": 0.2}})
+    printed = snippets.overlay(found, {0: {"kv": 1}, 1: {"gpu_memory_utilization": 0.2}})
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     again = deploy.read(write(elsewhere, printed))
@@ -113,11 +113,11 @@ def test_what_is_printed_holds_wherever_it_was_said_before(tmp_path: Path) -> No
     above = write(tmp_path, "base_config: base.yaml")
     changes = {n: {"gpu_memory_utilization": 0.2} for n in (0, 1)}
     for path in (tmp_path / "base.yaml", above):
-        printed = paste.overlay(deploy.read(path), changes)
+        printed = snippets.overlay(deploy.read(path), changes)
         again = deploy.read(write(tmp_path, printed, "again.yaml"))
         assert [s.utilization for s in again.stages] == [0.2, 0.2]
         assert again.whole["stages"][0]["engine_args"]["seed"] == 1
-    only = paste.overlay(deploy.read(above), {0: {"max_model_len": 8}})
+    only = snippets.overlay(deploy.read(above), {0: {"max_model_len": 8}})
     assert "platforms" not in yaml.safe_load(only)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from swapd.plan import deploy
-from swapd.plan import omni as asked
-from swapd.plan.advise import PlanError
+from swapd.plan import omni as offload_flags
+from swapd.plan.advice import PlanError
 from tests.plan import omni
 
 
@@ -30,7 +30,9 @@ def model(folder: Path, **config: object) -> Path:
 
 
 def test_a_model_has_the_deploy_file_that_vllm_omni_chooses(command: Path, tmp_path: Path) -> None:
-    found = asked.of_command([str(command)], [str(model(tmp_path / "m", model_type="tiny"))])
+    found = offload_flags.of_command(
+        [str(command)], [str(model(tmp_path / "m", model_type="tiny"))]
+    )
     deploy_folder = tmp_path / "site" / "vllm_omni" / "deploy"
     assert found.deploy_file() == (deploy_folder / "tiny.yaml", "model_type tiny")
 
@@ -48,13 +50,13 @@ def test_a_model_without_one_is_refused_with_the_option_to_name_one(
 ) -> None:
     models = [str(model(tmp_path / "m", **config)), "org/My-Model"]
     with pytest.raises(PlanError) as refused:
-        asked.of_command([str(command)], models).deploy_file()
+        offload_flags.of_command([str(command)], models).deploy_file()
     assert said in str(refused.value)
     assert "--deploy-config FILE, one of " in str(refused.value)
 
 
 def test_stages_have_the_names_and_kinds_of_their_pipeline(command: Path, tmp_path: Path) -> None:
-    found = asked.of_command([str(command)])
+    found = offload_flags.of_command([str(command)])
     swapd = "additional_config: {swapd: {component: mine}}"
     (path := tmp_path / "tiny.yaml").write_text(
         f"stages: [{{stage_id: 0}}, {{stage_id: 1, {swapd}}}, {{stage_id: 2}}]"
@@ -72,7 +74,7 @@ def test_stages_have_the_names_and_kinds_of_their_pipeline(command: Path, tmp_pa
 
 
 def test_a_file_that_names_all_is_read_without_an_import(base: Path, tmp_path: Path) -> None:
-    broken = asked.of_command([str(omni.installed(tmp_path / "bad", base, works=False))])
+    broken = offload_flags.of_command([str(omni.installed(tmp_path / "bad", base, works=False))])
     path = tmp_path / "named.yaml"
     worker = "worker_cls: swapd_client.vllm.omni.GenerationWorker"
     path.write_text(
@@ -103,15 +105,15 @@ def test_a_script_s_python_is_asked(
     (script := tmp_path / "vllm-omni").write_text(head)
     script.chmod(0o755)
     for words in ([str(script), "serve"], [sys.executable, "-m", "vllm_omni"]):
-        assert asked.of_command(words).folder == command.parent / "vllm_omni"
+        assert offload_flags.of_command(words).folder == command.parent / "vllm_omni"
 
 
 def test_a_python_without_it_and_a_command_that_says_none_are_named(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"has no vllm_omni.*--deploy-config FILE"):
-        asked.of_command([sys.executable, "-m", "x"])
+        offload_flags.of_command([sys.executable, "-m", "x"])
     with pytest.raises(PlanError, match=r"there is no command 'no-such'"):
-        asked.of_command(["no-such"])
+        offload_flags.of_command(["no-such"])
     (script := tmp_path / "vllm-omni").write_bytes(b"\x7fELF\xff")
     script.chmod(0o755)
     with pytest.raises(PlanError, match="is unknown: its first line does not name one"):
-        asked.of_command([str(script)])
+        offload_flags.of_command([str(script)])

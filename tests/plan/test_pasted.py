@@ -6,8 +6,8 @@ import pytest
 import torch
 import yaml
 
-from swapd.plan import paste
-from swapd.plan.advise import SLOTS, Advice, MemoryBudget, ModelComponent, advise
+from swapd.plan import snippets
+from swapd.plan.advice import SLOTS, Advice, MemoryBudget, ModelComponent, advise
 from tests import served
 
 torch.set_num_threads(1)
@@ -84,10 +84,10 @@ def test_a_model_runs_as_it_was_planned(
     expected = model(x)
     advice = planned(model, room)
     assert [p.how for p in advice.placements] == ways
-    words = shlex.split(paste.serve("host", advice.budget_bytes, 2 * MIB))
+    words = shlex.split(snippets.serve("host", advice.budget_bytes, 2 * MIB))
     budget = words[words.index("--budget") + 1]
     with served.alone(budget=budget, isolation="strict", residency_factor=0) as (_, client):
-        exec(paste.python(advice), {"client": client, "model": model})
+        exec(snippets.python(advice), {"client": client, "model": model})
         for _ in range(3):
             assert torch.equal(model(x), expected)
         before = client.status().bytes_in
@@ -114,9 +114,9 @@ def test_a_name_is_pasted_as_a_name_whoever_gave_it(name: str) -> None:
         def attach(self, model: object, names: list[str], **how: object) -> None:
             attached.extend(names)
 
-    exec(paste.python(advice), {"client": Client(), "model": None})
+    exec(snippets.python(advice), {"client": Client(), "model": None})
     assert sorted(attached) == sorted([name, "other"])
-    (stage,) = yaml.safe_load(paste.stage_file(advice))["stages"]
+    (stage,) = yaml.safe_load(snippets.stage_file(advice))["stages"]
     assert sorted(stage["additional_config"]["swapd"]["cpu_offload_components"]) == sorted(
         [name, "other"]
     )

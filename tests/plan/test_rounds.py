@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swapd.plan.advise import CHUNK_BYTES
+from swapd.plan.advice import CHUNK_BYTES
 from swapd.plan.arena import Turn, by_layer_bytes, kept_bytes, whole_bytes
 from swapd.shared.vm import round_up
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
+from swapd.plan.advice import CHUNK_BYTES, DoesNotFit
 from swapd.plan.demands import Demand, GpuFacts, WeightGroup
 from swapd.plan.kv import KvCache
 from swapd.plan.omni import Kind

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import Linear, Module, Parameter
 
-from swapd_client.vllm.fingerprint import Unfathomable, fingerprint
+from swapd_client.vllm.fingerprint import UnhashableState, fingerprint
 
 
 class Layer(Module):
@@ -76,5 +76,5 @@ def test_the_value_in_a_closure_shows() -> None:
 def test_a_tensor_that_wraps_others_has_none() -> None:
     made: Any = model()
     made[0].kept = torch.ones(2, requires_grad=True) * 2  # the result of a computation
-    with pytest.raises(Unfathomable):
+    with pytest.raises(UnhashableState):
         of(made)

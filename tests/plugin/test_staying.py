@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
+from swapd.plan.advice import CHUNK_BYTES, DoesNotFit
 from swapd.plan.demands import Demand, GpuFacts, WeightGroup
 from swapd.plan.shares import divide
 from swapd_client import TooLarge

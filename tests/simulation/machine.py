@@ -33,7 +33,7 @@ from swapd.daemon import (
     statuses,
 )
 from swapd.device import base
-from swapd.device.base import DeviceError, DeviceLost, NotAllBack, numbers
+from swapd.device.base import ChunksMissing, DeviceError, DeviceLost, numbers
 from swapd.log import swap_log
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
@@ -269,7 +269,7 @@ class SimulatedDevice:
         self.lent -= set(back)
         if late:
             still = base.runs_of(wanted[len(back) :])
-            raise NotAllBack("others have it", base.runs_of(back), still)
+            raise ChunksMissing("others have it", base.runs_of(back), still)
 
     def use(self) -> base.MemoryUse:
         self._works("use")

@@ -191,7 +191,7 @@ class Worker(Client):
         release = protocol.Release(0, lease)
         self.machine.note(self, release)
         if self.rng.random() < 0.3:
-            self.tell(protocol.GivenBack((release,)))
+            self.tell(protocol.ReleaseKept((release,)))
         elif not self.over:
             self.channels[0].send(protocol.encode(release))
 
@@ -302,7 +302,7 @@ class Worker(Client):
             self.unmap(part)
         with suppress(SessionOver, OSError):
             self.letting_go = self.connect(socket.SOCK_SEQPACKET, runtime_dir.LIFELINE)
-            send_packet(self.letting_go, protocol.encode(protocol.LetGo(self.token)))
+            send_packet(self.letting_go, protocol.encode(protocol.SessionUnmapped(self.token)))
         self._dead = True
         self.loop.call_later(self.rng.choice((2, 30)), self._exit)
 

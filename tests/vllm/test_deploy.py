@@ -10,8 +10,8 @@ import yaml
 from typer.testing import CliRunner
 
 from swapd.cli.app import app_of
-from swapd.plan import deploy, paste
-from swapd.plan import omni as asked
+from swapd.plan import deploy, snippets
+from swapd.plan import omni as offload_flags
 from swapd_client.vllm.options import options_of
 from tests.plan import omni
 from tests.vllm.engines import Nursery
@@ -39,7 +39,7 @@ def resolved(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> dict
     files = []
     for pipeline, name in OVERLAYS.items():
         found = deploy.read(ROOT / "deploy" / "vllm-omni" / name)
-        (folder / name).write_text(paste.overlay(found, {}))
+        (folder / name).write_text(snippets.overlay(found, {}))
         files.append((pipeline, str(folder / name)))
     base = yaml.safe_load((folder / "swapd_qwen2_5_omni.yaml").read_text())["base_config"]
     for number, mistake in enumerate(MISTAKES):
@@ -61,7 +61,7 @@ def in_nursery(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
         out = nursery.call("tests.vllm.resolve:printed", program, arguments)
         return subprocess.CompletedProcess(words, 0, out, "")
 
-    monkeypatch.setattr(asked, "_output", output)
+    monkeypatch.setattr(offload_flags, "_output", output)
 
 
 @pytest.mark.parametrize("pipeline", OVERLAYS)
@@ -106,7 +106,7 @@ def test_the_plan_reads_what_the_loader_reads(resolved: dict[str, Any]) -> None:
 def test_the_plan_calls_stages_what_their_pipelines_call_them(
     resolved: dict[str, Any], in_nursery: None
 ) -> None:
-    installed = asked.of_this_python()
+    installed = offload_flags.of_this_python()
     assert installed is not None
     for pipeline, name in OVERLAYS.items():
         mine = yaml.safe_load((ROOT / "deploy" / "vllm-omni" / name).read_text())

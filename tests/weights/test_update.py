@@ -20,8 +20,8 @@ from swapd_client import (
     OutOfMemory,
     UnknownComponent,
 )
-from swapd_client.leases.book import Record
 from swapd_client.leases.leases import Leases
+from swapd_client.leases.record import Record
 from swapd_client.weights import update
 from tests import served
 from tests.processes import line_of, start_python

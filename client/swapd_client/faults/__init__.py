@@ -50,7 +50,7 @@ class _Table:
     def in_use(self) -> bool:
         return bool(self._row_of)
 
-    def add(self, one: ranges.Lying) -> None:
+    def add(self, one: ranges.RegisteredRange) -> None:
         global _tail
         row = self._row_of.get(one.start)
         if row is None:
@@ -66,7 +66,7 @@ class _Table:
             _tail = _TAIL_OF_EITHER
         _describe()
 
-    def remove(self, one: ranges.Lying) -> None:
+    def remove(self, one: ranges.RegisteredRange) -> None:
         if (row := self._row_of.pop(one.start, None)) is not None:
             self._words(row)[1] = 0
             self._free.append(row)
@@ -129,7 +129,7 @@ def explain_if(faults: str | None) -> None:
         raise InvalidArgument(f"faults={faults!r}: give 'explain', or None")
 
 
-def _text(one: ranges.Lying) -> bytes:
+def _text(one: ranges.RegisteredRange) -> bytes:
     name = ascii(one.name)
     if len(name) > _NAME_MAX_CHARS:
         name = f"{name[:_NAME_MAX_CHARS]}..."

@@ -16,7 +16,7 @@ from swapd_client.errors import (
     SwapdError,
     Timeout,
 )
-from swapd_client.leases.book import Record, Word
+from swapd_client.leases.record import Record, Word
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
 from swapd_client.session.processor import Processor

@@ -25,7 +25,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-from swapd_client.leases.book import Record
+from swapd_client.leases.record import Record
 
 #: Seconds that a lease is kept after its last use; and while an acquire waits for memory.
 KEEP_S, LINGER_S = 0.5, 0.002

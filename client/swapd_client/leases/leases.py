@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from swapd.shared.protocol import PAST_MAX_S, Placement, Release, Used
+from swapd.shared.protocol import PAST_MAX_S, Placement, Release, UsedRanges
 from swapd_client.errors import DaemonGone, SessionEnded, SessionFenced, SwapdError
 from swapd_client.leases.arrivals import Arrival, Arrivals
-from swapd_client.leases.book import Record
 from swapd_client.leases.marks import Marks
+from swapd_client.leases.record import Record
 from swapd_client.log import log
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
@@ -322,7 +322,7 @@ def _hide(processor: Processor, part: Part, place: Placement) -> bool:
     return hidden and not part.holders
 
 
-def _release(record: Record, used: tuple[Used, ...] = ()) -> Release:
+def _release(record: Record, used: tuple[UsedRanges, ...] = ()) -> Release:
     idle_s = min(max(time.monotonic() - record.since, 0.0), PAST_MAX_S)
     gap_s = max(record.gap_s, 0.0) if record.again and record.gap_s < PAST_MAX_S else None
     return Release(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from swapd_client.leases.book import Record
+from swapd_client.leases.record import Record
 from swapd_client.session.life import Life
 from swapd_client.session.processor import Processor, Work
 

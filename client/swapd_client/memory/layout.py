@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from swapd.shared import vm
 from swapd.shared.protocol import Scratch
+from swapd_client.checks import check, names_in
 from swapd_client.errors import InvalidSource
-from swapd_client.given import check, names_in
 
 #: Address and bytes of each storage.
 Spans = frozenset[tuple[int, int]]
@@ -33,7 +33,7 @@ SAMPLES, SAMPLE_BYTES = 64, 64
 ALIGN_BYTES = 256
 
 
-class OtherBytes(Exception):
+class ContentMismatch(Exception):
     """A shared host copy has other bytes than its source: register again, without sharing."""
 
     def __init__(self, name: str, *, was_guessed: bool) -> None:
@@ -118,7 +118,7 @@ class Layout(ABC):
         """
 
 
-class Remote(NamedTuple):
+class RemoteBytes(NamedTuple):
     """Private bytes in GPU memory, and their target address in host memory."""
 
     target: int
@@ -137,7 +137,7 @@ def through_mapping(fd: int, nbytes: int, do: Callable[[int], T], *, writable: b
 
 
 #: Copies the bytes after all work queued on the GPU so far. Blocks.
-Fetch = Callable[[Sequence[Remote]], None]
+Fetch = Callable[[Sequence[RemoteBytes]], None]
 
 
 class Ready(Layout):

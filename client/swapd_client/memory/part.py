@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
-from swapd.shared.protocol import RANGES_MAX, Placement, Policy, Ranges, Scratch, Used
+from swapd.shared.protocol import RANGES_MAX, Placement, Policy, Ranges, Scratch, UsedRanges
 from swapd_client.memory.layout import Layout, T, through_mapping
 from swapd_client.memory.place import Place
 from swapd_client.memory.scratch import told
@@ -57,7 +57,7 @@ class Part:
         self.segments = len(layout.segments)
         self.layout = layout
         #: Ranges that the owner wants saved; None once a release has sent them.
-        self.used: Used | None = None
+        self.used: UsedRanges | None = None
         self.used_number = 0
         #: Whether the component was another daemon's before: its tensors are in the range already.
         self.is_again = False
@@ -159,15 +159,15 @@ class Part:
     def note_used(self, ranges: Ranges) -> None:
         """Save only these ranges. The release of a lease tells the daemon."""
         self.used_number += 1
-        self.used = Used(self.name, self.used_number, ranges)
+        self.used = UsedRanges(self.name, self.used_number, ranges)
 
-    def used_in(self, parts: int) -> Used:
+    def used_in(self, parts: int) -> UsedRanges:
         """Return the last `note_used`, with as many ranges as fit a message for `parts` parts."""
         assert self.used is not None
         most = max(RANGES_MAX // parts, 1)
         if len(self.used.ranges) <= most:
             return self.used
-        return Used(self.name, self.used.number, told(self.used.ranges, self.nbytes, most))
+        return UsedRanges(self.name, self.used.number, told(self.used.ranges, self.nbytes, most))
 
     def is_of(self, name: str) -> bool:
         return name in (self.name, self.part_of)

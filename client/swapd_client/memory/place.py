@@ -110,7 +110,7 @@ class Place:
 # daemon keeps its range, which is private memory meanwhile.
 
 
-class Former(NamedTuple):
+class FormerPlace(NamedTuple):
     where: Place
     #: All storages in the range.
     spans: Spans
@@ -124,10 +124,10 @@ class Former(NamedTuple):
 
 #: By device and address of the first storage. Each function makes one call of the dict, so a fork
 #: needs no lock.
-_all: dict[tuple[str, int], Former] = {}
+_all: dict[tuple[str, int], FormerPlace] = {}
 
 
-def keep(device: str, former: Former) -> None:
+def keep(device: str, former: FormerPlace) -> None:
     """Remember a component of `device` ("" is the host) that has become private memory."""
     if not former.spans:
         return former.close()
@@ -139,7 +139,7 @@ def keep(device: str, former: Former) -> None:
         forget(former.where)
 
 
-def find(device: str, spans: Spans) -> Former | None:
+def find(device: str, spans: Spans) -> FormerPlace | None:
     former = _all.get((device, min(spans)[0])) if spans else None
     return former if former is not None and former.spans == spans else None
 

@@ -18,7 +18,7 @@ from swapd_client.memory.place import Place
 Origin = tuple[str, int, int]
 
 
-class Lying(NamedTuple):
+class RegisteredRange(NamedTuple):
     start: int
     end: int
     name: str
@@ -33,10 +33,10 @@ class Lying(NamedTuple):
 #: Held while tensors are checked and moved: another thread would copy freed memory.
 moving = threading.RLock()
 #: Sorted by start, without overlaps.
-_lying: list[Lying] = []
+_lying: list[RegisteredRange] = []
 _claims: dict[int, Claim] = {}
 #: Called when a range is added or removed, for `faults`.
-_listeners: list[tuple[Callable[[Lying], None], Callable[[Lying], None]]] = []
+_listeners: list[tuple[Callable[[RegisteredRange], None], Callable[[RegisteredRange], None]]] = []
 
 
 def claim(made: Claim, origins: Iterable[Origin], of: Part | None = None) -> None:
@@ -69,7 +69,7 @@ def release(made: Claim) -> None:
 def add(part: Part, owner: object) -> None:
     """Note that the part's tensors are in its range."""
     with moving:
-        one = Lying(part.address, part.address + part.span, part.name, owner, part)
+        one = RegisteredRange(part.address, part.address + part.span, part.name, owner, part)
         at = _at(one.start)
         if at < len(_lying) and _lying[at].start == one.start:
             _take_out(at)
@@ -105,7 +105,7 @@ def _at(start: int) -> int:
     return bisect_left(_lying, (start,))
 
 
-def find(start: int, nbytes: int) -> Lying | None:
+def find(start: int, nbytes: int) -> RegisteredRange | None:
     """Return the component that has any of these bytes."""
     with moving:
         while (at := _at(start + nbytes) - 1) >= 0 and nbytes and _lying[at].end > start:
@@ -117,7 +117,9 @@ def find(start: int, nbytes: int) -> Lying | None:
         return None
 
 
-def listen(added: Callable[[Lying], None], left: Callable[[Lying], None]) -> None:
+def listen(
+    added: Callable[[RegisteredRange], None], left: Callable[[RegisteredRange], None]
+) -> None:
     """Call `added` for all present ranges, and both functions for later changes."""
     with moving:
         _listeners.append((added, left))
@@ -145,7 +147,7 @@ def refuse_taken(origins: Iterable[Origin]) -> None:
             )
 
 
-def _refusal(what: str, found: Lying, made: Claim) -> str:
+def _refusal(what: str, found: RegisteredRange, made: Claim) -> str:
     there = found.name
     if found.part is None:
         return (

@@ -21,7 +21,7 @@ from swapd_client.memory.layout import (
     InMemory,
     Layout,
     Packer,
-    Remote,
+    RemoteBytes,
     Segments,
     Spans,
     by_segment,
@@ -31,7 +31,7 @@ from swapd_client.memory.layout import (
 from swapd_client.memory.movable import Source, check_device, end_of, extent, tensors_of
 
 
-class Placed(NamedTuple):
+class TensorPlacement(NamedTuple):
     """One tensor of a layout. `place`: offset of its first element in bytes; 0 if empty."""
 
     name: str
@@ -43,7 +43,7 @@ class Placed(NamedTuple):
 
 class PlacedTensors(Layout):
     #: Wrappers appear as their inner tensors ("weight.scale").
-    placed: tuple[Placed, ...]
+    placed: tuple[TensorPlacement, ...]
     #: The first name of tied parameters, by each further name.
     aliases: Mapping[str, str]
 
@@ -127,7 +127,9 @@ class TensorLayout(PlacedTensors, InMemory):
 
     def _place_all(self, nbytes: int, ends: Sequence[int]) -> None:
         self.placed = tuple(
-            Placed(name, t.dtype, tuple(t.shape), t.stride(), self._place(t) if t.numel() else 0)
+            TensorPlacement(
+                name, t.dtype, tuple(t.shape), t.stride(), self._place(t) if t.numel() else 0
+            )
             for name, t in self._named
         )
         self.nbytes = nbytes
@@ -190,7 +192,7 @@ class TensorLayout(PlacedTensors, InMemory):
         spans = [self._spans[key] for key in self._remote if key in self._spans]
 
         def fill(target: int) -> None:
-            fetch([Remote(target + place, start, n) for start, place, n in spans])
+            fetch([RemoteBytes(target + place, start, n) for start, place, n in spans])
 
         through_mapping(fd, self.nbytes, fill, writable=True)
 
@@ -240,7 +242,7 @@ class TensorLayout(PlacedTensors, InMemory):
         return offset + tensor.data_ptr() - start
 
 
-def _check_fits(placed: Placed, value: torch.Tensor) -> None:
+def _check_fits(placed: TensorPlacement, value: torch.Tensor) -> None:
     if not isinstance(value, torch.Tensor):
         raise InvalidSource(
             f"{placed.name!r} is a {type(value).__name__}, not a tensor; nothing was changed"

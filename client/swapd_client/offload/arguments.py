@@ -6,9 +6,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from swapd.shared.protocol import Policy
+from swapd_client.checks import check, names_in
 from swapd_client.errors import InvalidArgument, InvalidSource
-from swapd_client.given import check, names_in
-from swapd_client.offload.installing import Methods
+from swapd_client.offload.installation import Methods
 from swapd_client.offload.private import Trainable
 from swapd_client.offload.settings import NAMES, OffloadSettings, from_keywords
 from swapd_client.offload.strategy import Kind

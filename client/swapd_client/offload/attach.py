@@ -10,16 +10,15 @@ import torch
 
 from swapd.shared.text import counted
 from swapd.shared.units import size
-from swapd_client import dropped
-from swapd_client.covered import to_its_end
+from swapd_client import finalizers
 from swapd_client.errors import DuplicateName, InvalidSource, SwapdError, TooLarge
+from swapd_client.interrupts import to_its_end
 from swapd_client.log import log
 from swapd_client.memory.movable import nbytes_of
-from swapd_client.offload import find, hooks, ownership, strategy, tools
+from swapd_client.offload import hooks, ownership, search, strategy, tools
 from swapd_client.offload.arguments import Arguments
 from swapd_client.offload.attach_barrier import without_calls
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attachment, take_back_if_dropped
-from swapd_client.offload.find import ComponentModule
 from swapd_client.offload.holdables import (
     AttachedComponent,
     BlockHold,
@@ -27,7 +26,7 @@ from swapd_client.offload.holdables import (
     StreamedComponent,
 )
 from swapd_client.offload.hooks import BlockHooks
-from swapd_client.offload.installing import Installer, entrances, methods_of
+from swapd_client.offload.installation import Installer, entrances, methods_of
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.private import PrivateBytes, Trained, staying, trained_of
 from swapd_client.offload.registering import (
@@ -37,6 +36,7 @@ from swapd_client.offload.registering import (
     warn_of_registered,
 )
 from swapd_client.offload.scope import ComponentHold
+from swapd_client.offload.search import ComponentModule
 from swapd_client.offload.strategy import Kind, Sharing
 
 
@@ -46,7 +46,7 @@ def attach(client: AttachClient, model: object, arguments: Arguments) -> Attachm
         try:
             _attach(client, model, arguments, attachment)
         except DuplicateName:
-            dropped.settle()  # the name may belong to a dead model
+            finalizers.settle()  # the name may belong to a dead model
             _attach(client, model, arguments, attachment)
         return attachment
     except Exception:
@@ -81,11 +81,11 @@ class _Attaching:
         self._client = client
         self._arguments = arguments
         self._attachment = attachment
-        self._roots = find.roots_of(model)
-        find.refuse_hooked(self._roots)
+        self._roots = search.roots_of(model)
+        search.refuse_hooked(self._roots)
         wanted = arguments.components
-        self._found = find.components_of(self._roots, wanted)
-        find.refuse_compiled(self._roots, self._found)
+        self._found = search.components_of(self._roots, wanted)
+        search.refuse_compiled(self._roots, self._found)
         self._starts = {id(one.module) for one in self._found}
         self._whole = next((one.name for one in self._found if one.whole), None)
         self._guessed = wanted is None and self._whole is not None
@@ -108,8 +108,8 @@ class _Attaching:
         self._methods = methods_of(self._found, arguments.wrap_methods) if self._how else {}
 
     def _trained_now(self) -> Trained:
-        walks = [find.walk(one.module, self._starts) for one in self._found]
-        modules = find.modules_of(self._roots)
+        walks = [search.walk(one.module, self._starts) for one in self._found]
+        modules = search.modules_of(self._roots)
         trained = trained_of(walks, modules, self._arguments.trainable)
         before = self._attachment.trained
         there = (p for module in modules.values() for _, p in ownership.own_parameters(module))
@@ -146,7 +146,7 @@ class _Attaching:
             return do()
         outside = self._owned.outside
         doors = {m for one in self._found for m in entrances(one.module, self._starts)}
-        modules = {m for one in self._found for m in find.walk(one.module, self._starts)}
+        modules = {m for one in self._found for m in search.walk(one.module, self._starts)}
         methods = {name for names in self._methods.values() for name in names}
         without_calls(doors.union(outside), modules.union(outside), methods, do)
 
@@ -166,7 +166,7 @@ class _Attaching:
             self._attachment.take_back_lost()
             self._refuse_what_never_fits(again=again)
         found = [one.name for one in self._found if not one.whole]
-        stays = staying(find.modules_of(self._roots), found, self._owned.left)
+        stays = staying(search.modules_of(self._roots), found, self._owned.left)
         self._attachment.summary = self._summary(stays)
         log.info("attached: %s", self._attachment)
         if self._how:
@@ -174,7 +174,7 @@ class _Attaching:
 
     def _called(self, name: str) -> str:
         prefix = self._arguments.prefix
-        called = prefix if prefix and name == self._whole else find.join(prefix, name)
+        called = prefix if prefix and name == self._whole else search.join(prefix, name)
         more = (f"{called}~{n}" for n in itertools.count(2))
         return next(one for one in itertools.chain([called], more) if one not in self._taken)
 
@@ -333,7 +333,7 @@ def _described(one: AttachedComponent, streamed: Mapping[str, StreamedComponent]
 def _extra(plain: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str, torch.Tensor]:
     extra: dict[str, torch.Tensor] = {}
     for name in wanted:
-        matches = find.matching(name, plain)
+        matches = search.matching(name, plain)
         if not matches:
             there = ", ".join(plain) or "none"
             raise InvalidSource(f"extra_tensors: nothing is called {name!r}; there are: {there}")

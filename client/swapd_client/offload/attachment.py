@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from swapd.shared.system import process_lock
-from swapd_client.dropped import await_given_back, when_collected
 from swapd_client.errors import (
     ClientClosed,
     InUse,
@@ -19,6 +18,7 @@ from swapd_client.errors import (
     SwapdError,
     UnknownComponent,
 )
+from swapd_client.finalizers import await_given_back, when_collected
 from swapd_client.log import log
 from swapd_client.offload import growth, tools
 from swapd_client.offload.guards import writable

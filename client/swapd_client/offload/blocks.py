@@ -9,7 +9,7 @@ from torch.nn import Identity, Module, ModuleList, Sequential
 from swapd.shared.units import size
 from swapd_client.errors import InvalidSource
 from swapd_client.memory.movable import nbytes_of
-from swapd_client.offload.find import is_called
+from swapd_client.offload.search import is_called
 
 #: The attribute by which a model's class names its lists of blocks.
 ATTRIBUTE = "_layerwise_offload_blocks_attrs"

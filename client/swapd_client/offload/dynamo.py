@@ -55,11 +55,11 @@ class _Finder(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Telling(spec.loader)
+            spec.loader = _NotifyingLoader(spec.loader)
         return spec
 
 
-class _Telling(Loader):
+class _NotifyingLoader(Loader):
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 

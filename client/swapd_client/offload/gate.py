@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from swapd_client.covered import covered, to_its_end
-from swapd_client.dropped import give_back_later
 from swapd_client.errors import Deadlock, NotWhileAttached, SwapdError
+from swapd_client.finalizers import give_back_later
+from swapd_client.interrupts import covered, to_its_end
 from swapd_client.offload.dynamo import skip, uncompiled, when_imported
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.outputs import LATER, ComponentSpans, tensors_in

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapd.shared.units import size
-from swapd_client.covered import covered, to_its_end
 from swapd_client.errors import SwapdError
+from swapd_client.interrupts import covered, to_its_end
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.scope import ComponentHold, Count, Entry, Holdable, Scope, here
 from swapd_client.offload.stream import Stream

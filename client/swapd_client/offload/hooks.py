@@ -17,7 +17,7 @@ import torch
 from torch.nn import Module
 
 from swapd_client.errors import NotWhileAttached
-from swapd_client.offload import dynamo, find
+from swapd_client.offload import dynamo, search
 from swapd_client.offload.copies import Marker, Method, ToUndo, put_back
 from swapd_client.offload.gate import LeaseGate
 
@@ -152,7 +152,7 @@ def hook_original(compiled: Module, gate: LeaseGate, to_undo: ToUndo) -> None:
     The compiled code stays valid. No-op if torch compiles the original's call as well, as for
     torch's own classes.
     """
-    original = find.bare(compiled)
+    original = search.bare(compiled)
     calls = getattr(vars(compiled).get("forward"), "_torchdynamo_orig_callable", None)
     if getattr(calls, "__self__", None) is not original or is_attached(original):
         return

@@ -13,8 +13,14 @@ from swapd_client.errors import InvalidSource
 from swapd_client.memory import ranges
 from swapd_client.memory.movable import UNINITIALISED, extent, leaves
 from swapd_client.memory.part import Part as RegisteredPart
-from swapd_client.offload.find import ComponentModule, is_called, join, modules_of, walk
 from swapd_client.offload.lender import AttachClient
+from swapd_client.offload.search import (
+    ComponentModule,
+    is_called,
+    join,
+    modules_of,
+    walk,
+)
 
 
 @dataclass(eq=False)
@@ -239,7 +245,7 @@ def _called(holder: Module, owners: _Owners) -> Module:
     return next((module for path, module in above if not path or is_called(module)), holder)
 
 
-def components_at(tensors: Iterable[torch.Tensor]) -> Iterator[ranges.Lying]:
+def components_at(tensors: Iterable[torch.Tensor]) -> Iterator[ranges.RegisteredRange]:
     """Yield the components, of any client, that contain these tensors."""
     for _, one in chain.from_iterable(leaves("", tensor) for tensor in tensors):
         if (found := ranges.find(*extent(one))) is not None:

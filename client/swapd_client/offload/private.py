@@ -18,8 +18,8 @@ from swapd.shared.units import size
 from swapd_client.errors import InvalidSource, NotWhileAttached
 from swapd_client.memory.movable import UNINITIALISED, is_wrapper, nbytes_of
 from swapd_client.offload.automatic import MAY_STAY
-from swapd_client.offload.find import matching
 from swapd_client.offload.ownership import components_at, own_parameters
+from swapd_client.offload.search import matching
 from swapd_client.weights.safetensors import listed
 
 #: Argument of `attach`: True for all that require gradients, or names. None: see `trained_of`.

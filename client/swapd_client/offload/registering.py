@@ -15,12 +15,12 @@ from swapd_client.memory import dlpack
 from swapd_client.memory.component import Component
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.memory.tensors import Buffers
-from swapd_client.offload import find, ownership, private
+from swapd_client.offload import ownership, private, search
 from swapd_client.offload.blocks import ModelBlock, blocks_of, finer
-from swapd_client.offload.find import ComponentModule
 from swapd_client.offload.holdables import AttachedComponent, PassHold, StreamedComponent
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.ownership import Ownership, TensorGroup
+from swapd_client.offload.search import ComponentModule
 from swapd_client.offload.strategy import Sharing
 from swapd_client.offload.stream import Stream
 from swapd_client.registration import unregister
@@ -104,7 +104,7 @@ class Registration:
             if not self._in_blocks(piece, how, one):
                 raise TooLarge(
                     f"{exc}. No list of blocks holds most of it, so it cannot be streamed: "
-                    f"{finer([find.bare(one.module)], self._room(piece.tensors))}"
+                    f"{finer([search.bare(one.module)], self._room(piece.tensors))}"
                 ) from exc
             log.warning("%s. Until then it is streamed block by block", exc)
         else:
@@ -130,11 +130,11 @@ class Registration:
 
     def _in_blocks(self, piece: TensorGroup, how: Sharing, one: ComponentModule) -> bool:
         least = self.client.session.welcome.chunk_bytes
-        blocks = blocks_of(find.bare(one.module), how.blocks, least)
+        blocks = blocks_of(search.bare(one.module), how.blocks, least)
         modules = [module for block in blocks for module in block.modules]
-        if (outer := find.compiled_around(one.module, modules)) is not None:
+        if (outer := search.compiled_around(one.module, modules)) is not None:
             raise InvalidSource(
-                f"{one.name!r} cannot be streamed: the {type(find.bare(outer)).__name__} around "
+                f"{one.name!r} cannot be streamed: the {type(search.bare(outer)).__name__} around "
                 "its blocks is compiled as one, and would run without their hooks. Compile the "
                 "blocks instead"
             )
@@ -192,8 +192,8 @@ def stream_of(
     parts = client.session.registry.family(family)
     rest = protocol.rest_of(family)
     numbered = [part for part in parts if part != rest]
-    blocks = _modules_of_parts(client, find.bare(one.module), numbered, parts)
-    if blocks is None or find.compiled_around(one.module, itertools.chain(*blocks)) is not None:
+    blocks = _modules_of_parts(client, search.bare(one.module), numbered, parts)
+    if blocks is None or search.compiled_around(one.module, itertools.chain(*blocks)) is not None:
         return None
     stream = Stream(client, family, rest if rest in parts else None, numbered)
     return StreamedComponent(stream, tuple(map(tuple, blocks)))
@@ -208,7 +208,7 @@ def _modules_of_parts(
     while waiting:
         module = waiting.pop(0)
         within = _parts_in(client, module.modules(), parts)
-        if len(within) == 1 and within <= blocks.keys() and find.is_called(module):
+        if len(within) == 1 and within <= blocks.keys() and search.is_called(module):
             blocks[within.pop()].append(module)
         elif not blocks.keys().isdisjoint(_parts_in(client, [module], parts)):
             return None

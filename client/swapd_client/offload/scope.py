@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import msgspec
 
 from swapd.shared import protocol
-from swapd_client.covered import covered_block, to_its_end
-from swapd_client.dropped import give_back_later
 from swapd_client.errors import SessionEnded, SwapdError, UnknownComponent
+from swapd_client.finalizers import give_back_later
+from swapd_client.interrupts import covered_block, to_its_end
 from swapd_client.lease import Lease
 from swapd_client.memory.part import Part
 from swapd_client.offload.lender import AttachClient

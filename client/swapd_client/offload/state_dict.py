@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from swapd_client.covered import covered_block, to_its_end
 from swapd_client.errors import NotWhileAttached
+from swapd_client.interrupts import covered_block, to_its_end
 from swapd_client.memory.movable import inner_names, is_wrapper
 from swapd_client.offload.copies import start_of
 from swapd_client.offload.weights import Changes, ComponentWeights, CopiesByOwner

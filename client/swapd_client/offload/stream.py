@@ -15,8 +15,8 @@ from contextlib import suppress
 from itertools import filterfalse
 
 from swapd.shared.protocol import Placement
-from swapd_client.dropped import give_back_later
 from swapd_client.errors import Deadlock, SwapdError, Timeout, TooLarge, UnknownComponent
+from swapd_client.finalizers import give_back_later
 from swapd_client.lease import Lease, wait_here
 from swapd_client.offload.lender import AttachClient
 
@@ -112,7 +112,7 @@ class StreamPass:
         #: Parts read ahead: the request, or the lease of a part that is used again at once.
         self._ahead: dict[int, int | Lease] = {}
         #: None outside of a pass: a block may be called alone.
-        self._expected: Expected | None = None
+        self._expected: ExpectedParts | None = None
         self._seen: list[int] = []
         #: Leases of released parts whose GPU work may not be done, oldest first.
         self._ending: list[int] = []
@@ -345,8 +345,8 @@ class Order:
         #: The order of the last pass; and of the last complete one, if recent passes skipped parts.
         self._last = self._whole = tuple(range(parts))
 
-    def expected(self) -> "Expected":
-        return Expected(self._last, self._whole)
+    def expected(self) -> "ExpectedParts":
+        return ExpectedParts(self._last, self._whole)
 
     def learn(self, seen: Sequence[int]) -> None:
         if self._last[: len(seen)] == tuple(seen):
@@ -357,7 +357,7 @@ class Order:
             self._whole = self._last
 
 
-class Expected:
+class ExpectedParts:
     def __init__(self, last: tuple[int, ...], whole: tuple[int, ...]) -> None:
         self.order = last
         self._whole = whole

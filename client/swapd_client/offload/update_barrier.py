@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Collection, Generator, Mapping
 
-from swapd_client.covered import covered_block, to_its_end
+from swapd_client.interrupts import covered_block, to_its_end
 from swapd_client.log import log
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.scope import Scope, here, is_of, scopes
@@ -30,7 +30,7 @@ def _calls(scope: Scope, components: Components) -> bool:
     return any(entry.is_call and is_of(entry.held, components) for entry in entries)
 
 
-class _Changing:
+class _WeightChange:
     def __init__(self) -> None:
         self.start_over()
         # the child has none of the parent's threads
@@ -54,7 +54,7 @@ class _Changing:
         self.tell()
 
 
-_changing = _Changing()
+_changing = _WeightChange()
 
 
 def await_changes(scope: Scope) -> None:

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from swapd_client.covered import covered_block, to_its_end
 from swapd_client.errors import NotWhileAttached
+from swapd_client.interrupts import covered_block, to_its_end
 from swapd_client.memory.movable import leaves
 from swapd_client.memory.part import Part
 from swapd_client.memory.tensors import PlacedTensors
@@ -157,7 +157,7 @@ def _name_in(part: Part, tensor: torch.Tensor) -> str:
 Covered = tuple[torch.Tensor, str, ComponentWeights]
 
 
-class _Edited:
+class _WeightEdit:
     def __init__(self, covered: Covered) -> None:
         self.tensor, self._name, self.weights = covered
         self._there = self.tensor.data
@@ -251,7 +251,7 @@ def edited(
     with edits(weights):
         values: _Written = _thread.values
         copies, fresh = CopiesByOwner(), CopiesByOwner()
-        staged: list[_Edited] = []
+        staged: list[_WeightEdit] = []
         problems: list[NotWhileAttached] = []
 
         def end() -> None:
@@ -270,7 +270,9 @@ def edited(
             for one in covered:
                 tensor, _, its = one
                 _, written = values.get(its, {}).get(id(tensor), (tensor, None))
-                staged.append(_Edited(one))  # first: an interrupt may come once it is over a copy
+                staged.append(
+                    _WeightEdit(one)
+                )  # first: an interrupt may come once it is over a copy
                 staged[-1].begin(copies[its], written)
             yield
         finally:

@@ -20,7 +20,7 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.text import reason
 from swapd.shared.units import size
 from swapd_client.errors import DeviceFailed
-from swapd_client.memory.layout import Remote
+from swapd_client.memory.layout import RemoteBytes
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Place
 from swapd_client.session.channel import Channel, ChannelFactory
@@ -95,7 +95,7 @@ class _Gpu(Processor):
             raise DeviceFailed(f'{why}. Connect to another device, or to "host"') from exc
         return _OnGpu(nbytes, buffer)
 
-    def fetch(self, spans: Sequence[Remote]) -> None:
+    def fetch(self, spans: Sequence[RemoteBytes]) -> None:
         self._torch.cuda.synchronize(self.index)
         for target, source, nbytes in spans:
             there = self._dlpack.bytes_at(source, nbytes, self._target)

@@ -13,9 +13,9 @@ from swapd.shared import config, daemons, fds, runtime_dir
 from swapd.shared.runtime_dir import Folder, Untrusted
 from swapd.shared.system import OF_THREADS, LimitError, is_stopped, start
 from swapd.shared.text import TEXT_MAX_CHARS, plain, problem_with_text
-from swapd_client.covered import to_its_end
+from swapd_client.checks import check
 from swapd_client.errors import InvalidArgument, LimitReached, NotRunning, Timeout
-from swapd_client.given import check
+from swapd_client.interrupts import to_its_end
 
 #: Labels of swapd's own commands begin so; they belong to no stage.
 _COMMAND_LINE = "swapd"

@@ -9,8 +9,8 @@ from swapd.shared import protocol
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Files as Message
 from swapd.shared.protocol import Master
-from swapd_client.covered import covered_block
 from swapd_client.errors import ClientClosed, DaemonGone, SwapdError
+from swapd_client.interrupts import covered_block
 
 
 class Life:
@@ -100,7 +100,7 @@ class Life:
         self.usable = False
 
 
-class Told:
+class WaiterNotices:
     """What other processes want. Written by the lifeline's thread, read by any."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ MASTER_S = 30.0
 K = TypeVar("K", bound=Hashable)
 
 
-class _Coming(Generic[K]):
+class _Descriptors(Generic[K]):
     """Descriptors by key, owned by this object until they are taken."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class _Coming(Generic[K]):
         self._fds.clear()
 
 
-class Files(_Coming[tuple[int, bool]]):
+class Files(_Descriptors[tuple[int, bool]]):
     """One descriptor for each (file, writable)."""
 
     def __init__(self, chunks_per_file: int) -> None:
@@ -215,7 +215,7 @@ class Files(_Coming[tuple[int, bool]]):
         )
 
 
-class Masters(_Coming[int]):
+class Masters(_Descriptors[int]):
     """Host copies by request number."""
 
     def __init__(self, life: Life) -> None:

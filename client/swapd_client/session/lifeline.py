@@ -142,7 +142,7 @@ class Lifeline:
                 sock, _ = open_lifeline(folder, LET_GO_S)
             with sock:
                 sock.settimeout(LET_GO_S)
-                send_packet(sock, protocol.encode(protocol.LetGo(token)))
+                send_packet(sock, protocol.encode(protocol.SessionUnmapped(token)))
                 sock.recv(1)
 
     def close(self) -> None:

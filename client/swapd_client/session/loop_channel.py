@@ -11,8 +11,8 @@ from contextlib import suppress
 import zmq
 
 from swapd.shared.protocol import UNANSWERED_MAX, AnyReply, AnyRequest, Cancel
-from swapd_client.covered import covered
 from swapd_client.errors import InvalidArgument, SwapdError, VersionMismatch
+from swapd_client.interrupts import covered
 from swapd_client.session.channel import GRACE_S, ChannelFactory
 from swapd_client.session.wire import decode, encoded, unanswered
 

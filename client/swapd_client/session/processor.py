@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from swapd.shared import vm
 from swapd.shared.protocol import Placement, Welcome
-from swapd_client.memory.layout import Remote
+from swapd_client.memory.layout import RemoteBytes
 from swapd_client.memory.mapping import Range
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Place
@@ -62,7 +62,7 @@ class Processor:
         """Whether the reserved range has room for the chunks of `where.nbytes`."""
         return True  # the last chunk may be mapped in part
 
-    def fetch(self, spans: Sequence[Remote]) -> None:
+    def fetch(self, spans: Sequence[RemoteBytes]) -> None:
         """Copy memory of this process from the device. Blocks. Raises: DeviceFailed."""
         raise AssertionError("there is no such memory")
 

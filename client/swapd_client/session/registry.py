@@ -9,21 +9,21 @@ from swapd.shared import protocol, vm
 from swapd.shared.board import Board
 from swapd.shared.fds import OwnedFd
 from swapd.shared.units import size
+from swapd_client.checks import A_NAME, check
 from swapd_client.errors import (
     DuplicateName,
     InvalidArgument,
     InvalidSource,
     UnknownComponent,
 )
-from swapd_client.given import A_NAME, check
 from swapd_client.log import log
 from swapd_client.memory import place, ranges
-from swapd_client.memory.layout import InMemory, Layout, OtherBytes, Segments
+from swapd_client.memory.layout import ContentMismatch, InMemory, Layout, Segments
 from swapd_client.memory.part import Claim, Part
-from swapd_client.memory.place import Former, Place
+from swapd_client.memory.place import FormerPlace, Place
 from swapd_client.memory.sources import layout_of, module_of
 from swapd_client.session.endpoint import need_descriptors
-from swapd_client.session.life import Life, Masters, Told
+from swapd_client.session.life import Life, Masters, WaiterNotices
 from swapd_client.session.processor import Processor
 from swapd_client.session.unbinding import Unbinding
 
@@ -39,7 +39,7 @@ class Registry:
         processor: Processor,
         board: Board,
         masters: Masters,
-        told: Told,
+        told: WaiterNotices,
         chunk_bytes: int,
     ) -> None:
         self.parts: dict[str, Part] = {}
@@ -145,7 +145,7 @@ class Registry:
         try:
             fits = self._processor.fits(part.where) and not part.where.over
             private = place.find(self._processor.key, spans)
-            there = private or Former(part.where, spans, part.old_master)
+            there = private or FormerPlace(part.where, spans, part.old_master)
             before = there if fits else None
             where = self._place(part.name, part.layout, before, writable=part.mutable, stays=True)
             old_master = _old_master(there)
@@ -164,7 +164,7 @@ class Registry:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
 
     def _place(
-        self, name: str, layout: Layout, before: Former | None, *, writable: bool, stays: bool
+        self, name: str, layout: Layout, before: FormerPlace | None, *, writable: bool, stays: bool
     ) -> Place:
         if stays and before is None and layout.nbytes:
             raise InvalidSource(
@@ -174,7 +174,7 @@ class Registry:
         place = before and before.where
         return self._processor.reserve(layout.nbytes, place, writable=writable)
 
-    def _take_back(self, layout: Layout) -> Former | None:
+    def _take_back(self, layout: Layout) -> FormerPlace | None:
         """Return the private memory of `layout`, if it can be a component there.
 
         `place` remembers it until `bind`: an interrupt may come before a part has it.
@@ -225,14 +225,14 @@ class Registry:
         """Copy the source into the host copy that the daemon has sent. Blocks for the copy.
 
         If another process has filled it, compare instead: the daemon knows only that both named the
-        same source. Where it keeps host copies, it vouches for those of files. Raises: OtherBytes
-        if bytes differ.
+        same source. Where it keeps host copies, it vouches for those of files. Raises:
+        ContentMismatch if bytes differ.
         """
         message, part.master = self._masters.take(part.request)
         part.slot = message.slot
         if message.filled and part.old_master is not None:
             if not part.has_old_bytes():
-                raise OtherBytes(part.name, was_guessed=True)
+                raise ContentMismatch(part.name, was_guessed=True)
         elif part.old_master is not None:
             part.fill_from_old()
         elif part.is_again:
@@ -241,7 +241,7 @@ class Registry:
         elif part.nbytes and message.filled:
             trusted = message.certain and part.layout.certain
             if not trusted and not part.layout.matches(part.master.fileno()):
-                raise OtherBytes(part.name, was_guessed=isinstance(part.layout, InMemory))
+                raise ContentMismatch(part.name, was_guessed=isinstance(part.layout, InMemory))
         elif part.nbytes:
             part.layout.fill_file(part.master.fileno())
 
@@ -259,7 +259,7 @@ class Registry:
         part.close_old()
         self._processor.attempt(part.where.give_up_private)
 
-    def start_over(self, parts: Iterable[Part], lie: OtherBytes) -> None:
+    def start_over(self, parts: Iterable[Part], lie: ContentMismatch) -> None:
         """Prepare to register these without sharing, because the shared bytes differ."""
         if not lie.was_guessed:
             log.warning(
@@ -320,7 +320,7 @@ class Registry:
             return part.map_master() if known and has_them else None
 
 
-def _old_master(before: Former) -> OwnedFd | None:
+def _old_master(before: FormerPlace) -> OwnedFd | None:
     """Return an earlier daemon's host copy, if it still has the component's bytes.
 
     Writes to private memory on a GPU cannot be detected.

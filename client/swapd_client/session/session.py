@@ -28,7 +28,7 @@ from swapd_client.memory import ranges
 from swapd_client.memory.part import Part
 from swapd_client.session.endpoint import need_descriptors, need_threads
 from swapd_client.session.gpu import Gpu
-from swapd_client.session.life import Files, Life, Masters, Told
+from swapd_client.session.life import Files, Life, Masters, WaiterNotices
 from swapd_client.session.lifeline import ANSWER_S, Lifeline
 from swapd_client.session.processor import Processor
 from swapd_client.session.registry import Registry
@@ -73,7 +73,7 @@ class Session:
             raise
         with board:
             self._board = Board(board)
-        self.told = Told()
+        self.told = WaiterNotices()
         self._files = Files(self.welcome.chunks_per_file)
         self.masters = Masters(self.life)
         on_gpu = self.welcome.device.startswith("cuda")

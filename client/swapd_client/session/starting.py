@@ -25,8 +25,8 @@ from swapd.shared.config import DEVICE_NAME
 from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import ANOTHER, DAEMON_LOG, STARTING, Folder
 from swapd.shared.text import plain
+from swapd_client.checks import check
 from swapd_client.errors import DaemonGone, InvalidArgument, NotRunning
-from swapd_client.given import check
 from swapd_client.session.channel import POLL_MAX_S
 from swapd_client.session.disabled import Disabled
 from swapd_client.session.endpoint import label_of, resolve

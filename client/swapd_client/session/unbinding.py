@@ -6,12 +6,12 @@ from functools import partial
 
 from swapd.shared.board import Board
 from swapd.shared.units import size
-from swapd_client.covered import to_its_end
 from swapd_client.errors import DaemonGone, OutOfMemory, SwapdError
+from swapd_client.interrupts import to_its_end
 from swapd_client.memory import place, ranges
 from swapd_client.memory.part import Part
-from swapd_client.memory.place import Former, Place
-from swapd_client.session.life import Life, Told
+from swapd_client.memory.place import FormerPlace, Place
+from swapd_client.session.life import Life, WaiterNotices
 from swapd_client.session.processor import Processor
 
 
@@ -19,7 +19,12 @@ class Unbinding:
     """Takes components, with their tensors, out of the daemon's memory. Thread-safe."""
 
     def __init__(
-        self, life: Life, processor: Processor, board: Board, told: Told, parts: dict[str, Part]
+        self,
+        life: Life,
+        processor: Processor,
+        board: Board,
+        told: WaiterNotices,
+        parts: dict[str, Part],
     ) -> None:
         self._life = life
         self._processor = processor
@@ -75,7 +80,7 @@ class Unbinding:
         know.
         """
         if part.where.shown and (part.where.taken_over or self._life.deserted):
-            found = Former(part.where, part.layout.spans(part.address), part.sealed_master())
+            found = FormerPlace(part.where, part.layout.spans(part.address), part.sealed_master())
             place.keep(self._processor.key, found)
 
     def _leave(self, part: Part) -> None:

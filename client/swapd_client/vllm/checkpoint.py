@@ -13,7 +13,7 @@ from swapd.shared.documents import read_json
 from swapd_client.errors import InvalidSource
 from swapd_client.log import log
 from swapd_client.weights import safetensors
-from swapd_client.weights.safetensors import CAST, Stored
+from swapd_client.weights.safetensors import CAST, StoredTensor
 
 #: Tensor prefixes in the files of stages whose tensors do not all begin with the stage's name.
 _PREFIXES = {"code2wav": ("code2wav.", "token2wav.")}
@@ -65,7 +65,7 @@ def nbytes_of(folder: Path, stage: str, item_bytes: int = 0) -> int | None:
     )
 
 
-def _of_stage(tensors: Mapping[str, Stored], folder: Path, stage: str) -> list[Stored]:
+def _of_stage(tensors: Mapping[str, StoredTensor], folder: Path, stage: str) -> list[StoredTensor]:
     if not any(name.startswith(prefixes_of("", stage)) for name in tensors):
         return list(tensors.values())
     prefixes = prefixes_of(_type_of(folder), stage)

@@ -20,7 +20,7 @@ from swapd.shared import config
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm import checkpoint, gpus, refusals, register, versions
 from swapd_client.vllm.options import Options, take_over
-from swapd_client.vllm.pipeline import Components, Whole, as_whole
+from swapd_client.vllm.pipeline import Components, WholePipeline, as_whole
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.start_turn import StartTurn
@@ -67,7 +67,7 @@ class _Swapd:
         self.stage = Stage.connect(whole or options, name, gpu=gpu, rank=worker.rank, share=share)
         self._start = StartTurn(name, gpus.folder_of(options.endpoint, gpu, worker.rank))
         self._share = share
-        self.weights: Components | Whole | None = None
+        self.weights: Components | WholePipeline | None = None
         #: The workspace lease and the turn to start, while the stage loads.
         self.loading = ExitStack()
 
@@ -80,7 +80,7 @@ class _Swapd:
     def take(self, pipeline: Any) -> int:
         def take(outside: Mapping[str, Tensor], aliases: Sequence[Tensor]) -> int:
             if self.whole:
-                self.weights = Whole(self.stage, pipeline, outside, aliases)
+                self.weights = WholePipeline(self.stage, pipeline, outside, aliases)
             else:
                 self.weights = Components(self.stage, self.options, pipeline, _kinds(pipeline))
             return self.weights.nbytes

@@ -34,12 +34,12 @@ _NAMED = (type, types.BuiltinFunctionType, types.ModuleType, weakref.ref)
 _OF_STEPS = "vllm.lora.punica_wrapper."
 
 
-class Unfathomable(Exception):
+class UnhashableState(Exception):
     """A model has state that cannot be hashed."""
 
 
 def fingerprint(models: Mapping[str, Module]) -> str:
-    """Raises: Unfathomable. Reads the bytes of all tensors but parameters."""
+    """Raises: UnhashableState. Reads the bytes of all tensors but parameters."""
     walk = _Walk(models)
     with torch.no_grad():
         walk.through(models)
@@ -71,7 +71,7 @@ class _Walk:
             return note(f"again {known[0]}")
         self._seen[id(thing)] = len(self._seen), thing
         if len(self._seen) > MOST or deep > _DEEP:
-            raise Unfathomable("it has too many objects, or they nest too deep")
+            raise UnhashableState("it has too many objects, or they nest too deep")
         for name, inner in self._inside(thing):
             note(name)
             self.through(inner, deep + 1)
@@ -108,7 +108,7 @@ class _Walk:
         if tensor.is_meta or not tensor.numel():
             return
         if not is_plain(tensor):
-            raise Unfathomable(f"it has a {type(tensor).__name__}, which may wrap others")
+            raise UnhashableState(f"it has a {type(tensor).__name__}, which may wrap others")
         self._note(tensor.stride())
         if (store := self._stores.get(start_of(tensor))) is not None:
             self._note("parameter", store, tensor.storage_offset())

@@ -50,7 +50,7 @@ _DEEP = 6
 _LONG = 4096
 
 
-class Outside(NamedTuple):
+class KernelTensor(NamedTuple):
     """A tensor that is not a parameter. `name`: its module's path, then `kept`."""
 
     name: str
@@ -93,7 +93,7 @@ def width_of(layer: Module, names: Iterable[str]) -> int | None:
     return next((width for width in widths if isinstance(width, int)), None)
 
 
-def packed_bytes(models: Mapping[str, Module], found: Iterable[Outside]) -> int:
+def packed_bytes(models: Mapping[str, Module], found: Iterable[KernelTensor]) -> int:
     """Return the bytes of linear layers that a kernel has packed where Python cannot see them."""
     packed = 0
     for key, model in models.items():
@@ -113,12 +113,12 @@ def _whole_bytes(layer: Module) -> int:
     return prod(filter(None, widths)) * int(dtype.itemsize)
 
 
-def largest(left: Iterable[Outside], count: int) -> list[Outside]:
+def largest(left: Iterable[KernelTensor], count: int) -> list[KernelTensor]:
     by_store = {start_of(one.tensor): one for one in left if one.tensor.nbytes >= LARGE}
     return sorted(by_store.values(), key=lambda one: -one.tensor.nbytes)[:count]
 
 
-def _may_be_a_weight(one: Outside) -> bool:
+def _may_be_a_weight(one: KernelTensor) -> bool:
     return (
         one.of_layer
         and one.tensor.nbytes >= LARGE
@@ -127,7 +127,7 @@ def _may_be_a_weight(one: Outside) -> bool:
     )
 
 
-def found_in(models: Mapping[str, Module]) -> list[Outside]:
+def found_in(models: Mapping[str, Module]) -> list[KernelTensor]:
     seen = {id(one) for model in models.values() for one in model.parameters()}
     return [
         _outside(module, path, name, tensor)
@@ -137,9 +137,9 @@ def found_in(models: Mapping[str, Module]) -> list[Outside]:
     ]
 
 
-def _outside(module: Module, path: str, name: str, tensor: torch.Tensor) -> Outside:
+def _outside(module: Module, path: str, name: str, tensor: torch.Tensor) -> KernelTensor:
     kept = name.removeprefix(path).lstrip(".").lower()
-    return Outside(name, tensor, _may_keep_weights(module, kept.rpartition(".")[2]), kept)
+    return KernelTensor(name, tensor, _may_keep_weights(module, kept.rpartition(".")[2]), kept)
 
 
 def _may_keep_weights(layer: Module, name: str) -> bool:

@@ -10,7 +10,7 @@ from torch.nn import Module
 from swapd.shared.protocol import Policy, part_name
 from swapd_client.errors import InvalidArgument
 from swapd_client.offload.copies import start_of
-from swapd_client.offload.find import walk
+from swapd_client.offload.search import walk
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.ranks import stage_of
 

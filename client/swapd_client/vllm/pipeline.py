@@ -20,7 +20,7 @@ from swapd_client.errors import (
     TooLarge,
 )
 from swapd_client.log import log
-from swapd_client.offload import find
+from swapd_client.offload import search
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.scope import kept_between_calls
 from swapd_client.offload.strategy import Kind
@@ -145,7 +145,7 @@ class Components:
             raise error
 
 
-class Whole:
+class WholePipeline:
     def __init__(
         self,
         stage: Stage,
@@ -204,8 +204,10 @@ def _components(pipeline: Module, declared: Mapping[str, Kind]) -> dict[str, _Co
     A component inside another joins the outer one: a stage that held the one and waited for the
     other could wait for a stage that does the same.
     """
-    roots = find.roots_of(pipeline)
-    found = [(one, kind) for n, kind in declared.items() for one in find.components_of(roots, [n])]
+    roots = search.roots_of(pipeline)
+    found = [
+        (one, kind) for n, kind in declared.items() for one in search.components_of(roots, [n])
+    ]
     inner = {id(m) for one, _ in found for m in one.module.modules() if m is not one.module}
     components: dict[str, _Component] = {}
     for one, kind in found:

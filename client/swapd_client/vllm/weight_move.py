@@ -36,7 +36,7 @@ class WeightMove:
         #: Bytes of weights before the move, wherever a kernel had put them.
         self.held = 0
         #: Tensors found outside of parameters that have not moved.
-        self._left: list[kernel_tensors.Outside] = []
+        self._left: list[kernel_tensors.KernelTensor] = []
 
     def move(
         self,

@@ -18,7 +18,8 @@ from vllm.v1.worker import gpu_worker
 from swapd_client.errors import InvalidArgument
 from swapd_client.log import log
 from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, scheduler, versions
-from swapd_client.vllm.kept import Unfound
+from swapd_client.vllm.kept_content import NotKept
+from swapd_client.vllm.kept_weights import KeptWeights
 from swapd_client.vllm.neighbours import neighbours_of
 from swapd_client.vllm.options import KEY, Options, options_of
 from swapd_client.vllm.ranks import Ranks, ranks_of, stage_of
@@ -26,7 +27,6 @@ from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.kv_cache import KvTerms
 from swapd_client.vllm.start_turn import StartTurn, once_ranks_meet
-from swapd_client.vllm.unread import KeptWeights
 from swapd_client.vllm.weight_move import WeightMove
 
 _Kind = TypeVar("_Kind", bound=type)
@@ -203,7 +203,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
     def _load_and_move(self, name: str, kept: KeptWeights | None, *args: Any, **kwargs: Any) -> int:
         """Return the bytes that are in swapd afterwards.
 
-        Raises also: Unfound, if it has not read the weights and the daemon has not kept them.
+        Raises also: NotKept, if it has not read the weights and the daemon has not kept them.
         """
         graphs = _graphs()
         with nullcontext() if kept is None else kept.loading():
@@ -216,7 +216,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
             )
         models, content = self._models(), None
         if kept is not None and (content := kept.content(models)) is None and kept.is_unread:
-            raise Unfound("its files have changed meanwhile")
+            raise NotKept("its files have changed meanwhile")
         beside = self._cache_bytes()
         take = partial(self._swapd.memory.take, models, beside=beside, content=content)
         if kept is not None and kept.is_unread:

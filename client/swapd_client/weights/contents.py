@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 
 from swapd.shared import vm
-from swapd_client.covered import to_its_end
 from swapd_client.errors import InvalidSource
-from swapd_client.weights.safetensors import File, Stored
+from swapd_client.interrupts import to_its_end
+from swapd_client.weights.safetensors import File, StoredTensor
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -52,7 +52,7 @@ _CAST_ITEMS = 1 << 20
 
 
 #: `told(done, total)`, in bytes.
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 #: (place, file, offset, bytes) of tensors contiguous both in a file and in the host copy.
 Run = tuple[int, File, int, int]
@@ -65,7 +65,7 @@ class Progress:
     terminal. `total`: the bytes of all layouts.
     """
 
-    def __init__(self, wanted: bool | Told | None, total: int) -> None:
+    def __init__(self, wanted: bool | OnProgress | None, total: int) -> None:
         self._told = wanted if callable(wanted) else None
         at_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._wants_bar = wanted is True or (wanted is None and at_terminal)
@@ -112,7 +112,7 @@ class Progress:
 class WantedTensor(NamedTuple):
     """A stored tensor to load, and its dtype in the component."""
 
-    stored: Stored
+    stored: StoredTensor
     dtype: torch.dtype
 
     @property
@@ -198,7 +198,7 @@ def is_filled(fd: int, nbytes: int, placed: Sequence[tuple[int, WantedTensor]]) 
 
 def _in_order(
     placed: Sequence[tuple[int, WantedTensor]],
-) -> tuple[list[tuple[int, Stored]], list[tuple[int, WantedTensor]]]:
+) -> tuple[list[tuple[int, StoredTensor]], list[tuple[int, WantedTensor]]]:
     """Return the tensors to read as they are, and those to cast, in order, without empty ones."""
     in_order = sorted(((p, w) for p, w in placed if w.nbytes), key=lambda one: one[0])
     plain = [(place, wanted.stored) for place, wanted in in_order if not wanted.is_cast]
@@ -210,7 +210,7 @@ def _check_unchanged(placed: Sequence[tuple[int, WantedTensor]]) -> None:
         file.check_unchanged()
 
 
-def _runs(plain: list[tuple[int, Stored]]) -> list[Run]:
+def _runs(plain: list[tuple[int, StoredTensor]]) -> list[Run]:
     runs: list[Run] = []
     for place, stored in plain:
         run = place, stored.file, stored.offset, stored.nbytes
@@ -308,11 +308,11 @@ def _is_cast_same(master: int, wanted: WantedTensor) -> bool:
     return True
 
 
-def read(stored: Stored) -> torch.Tensor:
+def read(stored: StoredTensor) -> torch.Tensor:
     return _read_items(stored, DTYPES[stored.dtype], 0, stored.nbytes).view(stored.shape)
 
 
-def _read_items(stored: Stored, dtype: torch.dtype, at: int, nbytes: int) -> torch.Tensor:
+def _read_items(stored: StoredTensor, dtype: torch.dtype, at: int, nbytes: int) -> torch.Tensor:
     items = torch.empty(nbytes // dtype.itemsize, dtype=dtype, device="cpu")
     if nbytes:
         _read_into(vm.view(items.data_ptr(), nbytes), stored.file, stored.offset + at)

@@ -11,16 +11,16 @@ import torch
 
 from swapd.shared import protocol
 from swapd.shared.text import counted
+from swapd_client.checks import check, names_in
 from swapd_client.errors import InvalidSource
-from swapd_client.given import check, names_in
 from swapd_client.memory import dlpack, ranges
 from swapd_client.memory.layout import Packer, Ready, Segments, Spans, by_segment, whose_prefix
 from swapd_client.memory.movable import extent
-from swapd_client.memory.tensors import Placed, PlacedTensors
+from swapd_client.memory.tensors import PlacedTensors, TensorPlacement
 from swapd_client.weights import contents
 from swapd_client.weights.contents import DTYPES, Progress, WantedTensor
-from swapd_client.weights.into import Into, Slots
-from swapd_client.weights.safetensors import CAST, Files, Stored, open_all
+from swapd_client.weights.load_target import LoadTarget, Slots
+from swapd_client.weights.safetensors import CAST, Files, StoredTensor, open_all
 
 #: The new name of a file's tensor; None leaves the tensor out.
 Rename = Callable[[str], str | None]
@@ -56,7 +56,7 @@ class FileLayout(PlacedTensors, Ready):
         self.nbytes = packer.nbytes
         self.segments = tuple(packer.ends)
         self.placed = tuple(
-            Placed(name, w.dtype, w.stored.shape, _strides(w.stored.shape), places[name])
+            TensorPlacement(name, w.dtype, w.stored.shape, _strides(w.stored.shape), places[name])
             for name, w in wanted.items()
         )
         self.aliases = {a: n for n, s in self._slots.items() for a in s.places if a != n}
@@ -117,7 +117,7 @@ class FileLayout(PlacedTensors, Ready):
         self._wanted = {}
         self._slots = {}
 
-    def _tensor(self, one: Placed, address: int) -> torch.Tensor:
+    def _tensor(self, one: TensorPlacement, address: int) -> torch.Tensor:
         nbytes = self._wanted[one.name].nbytes
         if not nbytes:
             return torch.empty(one.shape, dtype=one.dtype, device=self._target.device)
@@ -165,7 +165,7 @@ def planned(
         tensors = _renamed(stored, prefix, rename)
         if not tensors:
             raise InvalidSource(_nothing(stored, prefix, rename is not None))
-        into = Into(module, target.device) if module is not None else None
+        into = LoadTarget(module, target.device) if module is not None else None
         slots = _matched(into, tensors) if into is not None else {}
         names = list(tensors if into is None else slots)
         shown = Progress(progress, sum(tensors[name].nbytes for name in names))
@@ -179,7 +179,7 @@ def planned(
             into.finish()
 
 
-def _matched(into: Into, tensors: Mapping[str, Stored]) -> dict[str, Slots]:
+def _matched(into: LoadTarget, tensors: Mapping[str, StoredTensor]) -> dict[str, Slots]:
     """Return the parameters to replace. Buffers are read now."""
     slots = into.match({n: s.shape for n, s in tensors.items()})
     loaded = {n: buffer for n, buffer in into.buffers.items() if n in tensors}
@@ -189,8 +189,10 @@ def _matched(into: Into, tensors: Mapping[str, Stored]) -> dict[str, Slots]:
     return slots
 
 
-def _renamed(stored: Mapping[str, Stored], prefix: str, rename: Rename | None) -> dict[str, Stored]:
-    tensors: dict[str, Stored] = {}
+def _renamed(
+    stored: Mapping[str, StoredTensor], prefix: str, rename: Rename | None
+) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
     for name, one in stored.items():
         if not name.startswith(prefix):
             continue
@@ -204,7 +206,7 @@ def _renamed(stored: Mapping[str, Stored], prefix: str, rename: Rename | None) -
     return tensors
 
 
-def _nothing(stored: Mapping[str, Stored], prefix: str, renamed: bool) -> str:
+def _nothing(stored: Mapping[str, StoredTensor], prefix: str, renamed: bool) -> str:
     if not stored:
         return "nothing to load: the files are empty"
     why = f", and none begins with {prefix!r}" if prefix else ""
@@ -214,7 +216,7 @@ def _nothing(stored: Mapping[str, Stored], prefix: str, renamed: bool) -> str:
     return f"nothing to load: the files have {counted(len(stored), 'tensor')} ({some}, ...){why}"
 
 
-def _dtype(stored: Stored, dtype: torch.dtype | None) -> torch.dtype:
+def _dtype(stored: StoredTensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype if dtype is not None and stored.dtype in CAST else DTYPES[stored.dtype]
 
 

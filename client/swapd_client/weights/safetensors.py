@@ -18,8 +18,8 @@ import msgspec
 
 from swapd.shared.documents import PROGRAMS_MAX_BYTES, read
 from swapd.shared.fds import OwnedFd
+from swapd_client.checks import check
 from swapd_client.errors import InvalidSource
-from swapd_client.given import check
 
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -48,7 +48,7 @@ _INDEX_SUFFIX = ".safetensors.index.json"
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor in a file. `offset` counts from the file's start."""
 
     file: "File"
@@ -127,21 +127,21 @@ _NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 @contextmanager
-def open_all(files: Files) -> Iterator[dict[str, Stored]]:
+def open_all(files: Files) -> Iterator[dict[str, StoredTensor]]:
     """Yield the tensors of all files, by name; close the files in the end. Raises: InvalidSource.
 
     `files`: a file, several, a folder with some or with their index, or an index
     (`model.safetensors.index.json`), of which only the listed tensors count.
     """
     with ExitStack() as opened:
-        tensors: dict[str, Stored] = {}
+        tensors: dict[str, StoredTensor] = {}
         for path, listed in _paths(files):
             file = opened.enter_context(closing(File(path)))
             _add(tensors, file, listed)
         yield tensors
 
 
-def header(file: File) -> list[Stored]:
+def header(file: File) -> list[StoredTensor]:
     """Return a file's tensors, in the order of their bytes. Raises: InvalidSource."""
     path, fd = file.path, file.fd.fileno()
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
@@ -158,7 +158,7 @@ def header(file: File) -> list[Stored]:
     return _checked(file, begin, found)
 
 
-def _checked(file: File, begin: int, found: Mapping[str, _Tensor]) -> list[Stored]:
+def _checked(file: File, begin: int, found: Mapping[str, _Tensor]) -> list[StoredTensor]:
     stored = []
     end = 0
     for name, tensor in sorted(found.items(), key=lambda item: item[1].data_offsets):
@@ -183,7 +183,9 @@ def _checked(file: File, begin: int, found: Mapping[str, _Tensor]) -> list[Store
             what = "overlaps another tensor" if start < end else "comes after a gap"
             raise _bad(file.path, f"{name!r} {what}, at {start}")
         end = stop
-        stored.append(Stored(file, name, tensor.dtype, tuple(tensor.shape), begin + start, nbytes))
+        stored.append(
+            StoredTensor(file, name, tensor.dtype, tuple(tensor.shape), begin + start, nbytes)
+        )
     if begin + end != file.nbytes:
         raise _bad(file.path, f"its tensors end at {begin + end}, the file at {file.nbytes}")
     return stored
@@ -195,7 +197,7 @@ def _bad(path: Path, why: str) -> InvalidSource:
     )
 
 
-def _add(tensors: dict[str, Stored], file: File, listed: Collection[str] | None) -> None:
+def _add(tensors: dict[str, StoredTensor], file: File, listed: Collection[str] | None) -> None:
     for stored in header(file):
         if listed is not None and stored.name not in listed:
             continue

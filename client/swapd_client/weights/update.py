@@ -39,10 +39,10 @@ def _apply(session: Session, call: Call, asked: list[_Change]) -> None:
         for part, write in asked:
             session.edit(part, write)
         return
-    begun: list[_Begun] = []
+    begun: list[_PendingUpdate] = []
     try:
         for part, write in asked:
-            begun.append(_Begun(part, session.next_id()))
+            begun.append(_PendingUpdate(part, session.next_id()))
             begun[-1].fill(session, call, write)
         if begun:
             first, *others = (update.part.name for update in begun)
@@ -96,7 +96,7 @@ def _by_part(
     return grouped
 
 
-class _Begun:
+class _PendingUpdate:
     """An update that is requested, but not committed."""
 
     def __init__(self, part: Part, request: int) -> None:

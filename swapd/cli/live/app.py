@@ -24,7 +24,7 @@ from swapd.cli.live.screen import Snapshot
 from swapd.cli.story import story
 from swapd.cli.target import connected
 from swapd.log.reader import last_run, read
-from swapd.log.records import OtherSchema
+from swapd.log.records import SchemaMismatch
 from swapd.shared.runtime_dir import RuntimeDirError
 from swapd.shared.text import plain, reason
 from swapd_client import Client
@@ -116,7 +116,7 @@ _DONE = {"pin": "is pinned: it stays", "unpin": "may be evicted", "evict": "leav
 _STORY_MAX = 1000
 
 
-class Live(Static):
+class LivePanel(Static):
     DEFAULT_CSS = "Live { width: 100%; height: 1fr; }"
 
     def on_resize(self) -> None:
@@ -171,7 +171,7 @@ class Top(App[None]):
         self.poller = poller
         self.choice = screen.Choice()
         self._timeout = timeout
-        self._live = Live()
+        self._live = LivePanel()
         self._filter = Input(placeholder="only names with", compact=True)
         self._filter.can_focus = False  # until the filter opens, keys are commands
         self._drawn: screen.Snapshot | None = None
@@ -271,7 +271,7 @@ class Top(App[None]):
     def _show_story(self, name: str, log: Path) -> None:
         try:
             lines = list(story(last_run(read(log)), name))
-        except (OSError, OtherSchema) as exc:
+        except (OSError, SchemaMismatch) as exc:
             self._tell(reason(exc), error=True)
             return
         if not lines:

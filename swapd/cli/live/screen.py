@@ -14,7 +14,7 @@ from rich.text import Text
 
 from swapd.cli.common import clock
 from swapd.cli.conclusions import StatusReport
-from swapd.cli.last_lines import Spoken
+from swapd.cli.last_lines import LogEntry
 from swapd.cli.status import STATE_STYLES, Family, asked_by, expected, fold, in_group, times_of
 from swapd.shared import vm
 from swapd.shared.protocol import CopyStatus, WaitStatus, without_twins
@@ -49,7 +49,7 @@ _PROGRESS = 12
 
 class Snapshot(NamedTuple):
     status: StatusReport
-    lines: Sequence[Spoken]
+    lines: Sequence[LogEntry]
     #: Monotonic time.
     at: float
     amiss: str = ""
@@ -342,7 +342,7 @@ def _below(view: Snapshot, now: float) -> list[Text]:
     return times + waits + _block("copies", moved, 0, _TRANSFERS_MAX)
 
 
-def _log(spoken: Sequence[Spoken], height: int) -> Iterator[Text]:
+def _log(spoken: Sequence[LogEntry], height: int) -> Iterator[Text]:
     for _, time, said in spoken[-height:]:
         detail, at = " ".join(said.detail.split()), clock(time)[: len("HH:MM:SS")]
         text = Text.assemble((at, "dim"), "  ", (said.verb.ljust(10), said.style))

@@ -3,7 +3,7 @@
 import pytest
 
 from swapd.core.actions import Accept, Foresee, Foreseen
-from swapd.core.ahead import FOLLOWED_MAX
+from swapd.core.prefetch import FOLLOWED_MAX
 from swapd.core.states import State
 from swapd.shared.protocol import Policy, Release
 from tests.core.world import Make, World

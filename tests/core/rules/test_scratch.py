@@ -18,7 +18,7 @@ from swapd.core.events import SessionEnds
 from swapd.core.records import Key
 from swapd.core.states import State
 from swapd.core.status import component_status
-from swapd.shared.protocol import Placement, Ranges, Scratch, Used
+from swapd.shared.protocol import Placement, Ranges, Scratch, UsedRanges
 from tests.core.world import Make, World
 
 
@@ -51,7 +51,7 @@ def use(w: World, session: int, *said: Ranges) -> int:
     key = w.use(session, "kv")
     began = placed(w, key).contents
     number = w.scratch["kv"].number
-    w.release(key, used=tuple(Used("kv", number + i, r) for i, r in enumerate(said, 1)))
+    w.release(key, used=tuple(UsedRanges("kv", number + i, r) for i, r in enumerate(said, 1)))
     return began
 
 
@@ -186,7 +186,14 @@ def test_what_is_filled_comes_in_with_its_contents_which_began_before(make: Make
 def test_a_word_that_comes_late_is_ignored(make: Make) -> None:
     w, s, t = pair(make)
     key = w.use(s, "kv")
-    w.release(key, used=(Used("kv", 7, ((0, 1),)), Used("kv", 7, ()), Used("kv", 6, ((5, 1),))))
+    w.release(
+        key,
+        used=(
+            UsedRanges("kv", 7, ((0, 1),)),
+            UsedRanges("kv", 7, ()),
+            UsedRanges("kv", 6, ((5, 1),)),
+        ),
+    )
     w.touch(t, "b")
     assert last_out(w).only == ((0, 1),)
 
@@ -194,7 +201,7 @@ def test_a_word_that_comes_late_is_ignored(make: Make) -> None:
 def test_ranges_beyond_its_end_are_ignored_and_what_is_right_comes_after(make: Make) -> None:
     w, s, t = pair(make)
     key = w.use(s, "kv")
-    w.release(key, used=(Used("kv", 9, ((0, 7),)), Used("kv", 1, ((4, 2),))))
+    w.release(key, used=(UsedRanges("kv", 9, ((0, 7),)), UsedRanges("kv", 1, ((4, 2),))))
     w.touch(t, "b")
     assert last_out(w).only == ((4, 2),)
 
@@ -203,7 +210,7 @@ def test_nobody_says_what_is_used_of_what_is_another_s(make: Make) -> None:
     w, s, t = pair(make)
     held = w.use(s, "kv")
     also = w.acquire(t, "kv")
-    w.release(also, used=(Used("kv", 5, ()),))
+    w.release(also, used=(UsedRanges("kv", 5, ()),))
     w.release(held)
     w.touch(t, "b")
     assert last_out(w).only is None
@@ -213,7 +220,7 @@ def test_nothing_is_said_of_what_is_no_scratch_or_dropped_or_unknown(make: Make)
     w, s, t = pair(make, "dropped")
     w.register(s, "m", 2, mutable=True)
     keys = w.use(s, "kv"), w.use(s, "m")
-    said = tuple(Used(name, 1, ((0, 1),)) for name in ("kv", "m", "no such"))
+    said = tuple(UsedRanges(name, 1, ((0, 1),)) for name in ("kv", "m", "no such"))
     for key in keys:
         w.release(key, used=said)
     w.touch(t, "b")
@@ -231,7 +238,7 @@ def test_what_is_said_when_it_is_being_saved_already_changes_nothing(make: Make)
     w.acquire(t, "b")
     w.ack("kv")
     assert w.state("kv") is State.WRITING_BACK
-    w.release(other, used=(Used("kv", 1, ((0, 1),)),))
+    w.release(other, used=(UsedRanges("kv", 1, ((0, 1),)),))
     w.move("kv")
     assert Evicted("kv", 2, 6, 6) in w.log
     assert w.ledger.lane_out.nbytes == 6
@@ -359,7 +366,7 @@ def test_an_early_grant_says_whether_its_contents_are_new(make: Make) -> None:
 def test_what_is_said_under_an_early_lease_counts(make: Make) -> None:
     w, s, t = pair(make)
     key = w.acquire(s, "kv", early=True)
-    w.release(key, used=(Used("kv", 1, ((0, 3),)),))
+    w.release(key, used=(UsedRanges("kv", 1, ((0, 3),)),))
     w.settle()
     w.touch(t, "b")
     assert last_out(w).only == ((0, 3),)
@@ -377,7 +384,7 @@ def test_parts_of_a_family_begin_each_for_itself(make: Make) -> None:
         answer = w.answers[key]
         assert isinstance(answer, Grant)
         began.append({p.name: p.contents for p in answer.placements})
-        w.release(key, used=(Used("kv/1", 1, ((0, 1),)),))
+        w.release(key, used=(UsedRanges("kv/1", 1, ((0, 1),)),))
         w.register(s, "fill", 8) if "fill" not in w.owner else None
         w.touch(s, "fill")
     assert began[0]["kv/1"] == began[1]["kv/1"]

@@ -22,7 +22,7 @@ from torch import nn
 from swapd.shared import vm
 from swapd.shared.board import BOARD_BYTES, Boards
 from swapd.shared.fds import OwnedFd
-from swapd_client import Client, ClientClosed, connect, dropped
+from swapd_client import Client, ClientClosed, connect, finalizers
 from swapd_client.leases import cache
 from swapd_client.offload.attachment import ONE_AT_A_TIME
 from swapd_client.session import channel
@@ -285,7 +285,7 @@ def a_lease_and_a_generator_dropped(folder: str) -> None:
             del lease, steps
             gc.collect()
         assert not said, said
-        assert dropped._collected.queue.empty()
+        assert finalizers._collected.queue.empty()
 
     in_a_child(drop)
     assert held(client) == before

@@ -20,7 +20,7 @@ import torch
 
 from swapd_client import Client, NotWhileAttached, SwapdError, connect
 from swapd_client.memory.movable import extent
-from swapd_client.offload import find, ownership, registering
+from swapd_client.offload import ownership, registering, search
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.blocks import ModelBlock, blocks_of
 from tests.offload.zoo.compare import difference, kept
@@ -72,7 +72,7 @@ class _Trial:
         return {name: module.state_dict() for name, module in self._roots().items()}
 
     def weights(self) -> Iterator[torch.Tensor]:
-        yield from ownership.bytes_of(find.modules_of(self._roots()).values())
+        yield from ownership.bytes_of(search.modules_of(self._roots()).values())
 
     def places(self) -> dict[tuple[int, int], int]:
         """The addresses of its parameters, and their bytes: tied ones share an address."""
@@ -83,7 +83,7 @@ class _Trial:
         return any(True for root in self._roots().values() for _ in root.children())
 
     def _roots(self) -> dict[str, torch.nn.Module]:
-        return find.roots_of(self.subject.model)
+        return search.roots_of(self.subject.model)
 
 
 class _Twin:

@@ -15,7 +15,7 @@ from swapd.shared.system import LimitError, start
 from swapd.shared.units import size
 from swapd_client.errors import DeviceFailed, OutOfMemory
 from swapd_client.log import log
-from swapd_client.memory.layout import Remote, through_mapping
+from swapd_client.memory.layout import RemoteBytes, through_mapping
 from swapd_client.session.gpu import fetching
 from swapd_client.session.life import Files
 
@@ -243,7 +243,7 @@ class Card:
 
         through_mapping(master.fileno(), nbytes, copy)
 
-    def fetch(self, spans: Sequence[Remote]) -> None:
+    def fetch(self, spans: Sequence[RemoteBytes]) -> None:
         """Copy GPU memory of this process, after all its work. Blocks. Raises: DeviceFailed."""
         if not self.settle():
             raise DeviceFailed(

@@ -14,20 +14,20 @@ from swapd.device.base import DeviceLost
 from swapd.device.context import CudaError
 from swapd.device.driver import Driver
 from swapd.shared import vm
-from swapd_client.memory.layout import Remote
+from swapd_client.memory.layout import RemoteBytes
 
 PLACES = 4
 PLACE_BYTES = 4 << 20
 
 
-class _Flying(NamedTuple):
+class _Fetch(NamedTuple):
     event: Any
     place: int
     target: int
     nbytes: int
 
 
-def fetch(driver: Driver, spans: Sequence[Remote]) -> str:
+def fetch(driver: Driver, spans: Sequence[RemoteBytes]) -> str:
     """Copy the contents as of the work done by now. Blocks. The context must be current.
 
     If nothing can be pinned, copies without, and returns the reason. Raises: DeviceError, after all
@@ -58,29 +58,29 @@ def _through(
     stream: Any,
     places: Sequence[int],
     events: Sequence[Any],
-    spans: Iterable[Remote],
+    spans: Iterable[RemoteBytes],
 ) -> None:
-    flying: deque[_Flying] = deque()
+    flying: deque[_Fetch] = deque()
     for number, span in enumerate(_cut(spans)):
         if len(flying) == len(places):
             _land(driver, flying.popleft())
         place, event = places[number % len(places)], events[number % len(places)]
         driver.copy_to_host(place, span.source, span.nbytes, stream)
         driver.record(event, stream)
-        flying.append(_Flying(event, place, span.target, span.nbytes))
+        flying.append(_Fetch(event, place, span.target, span.nbytes))
     for piece in flying:
         _land(driver, piece)
 
 
-def _land(driver: Driver, piece: _Flying) -> None:
+def _land(driver: Driver, piece: _Fetch) -> None:
     driver.synchronize(piece.event)
     vm.copy(piece.target, piece.place, piece.nbytes)
 
 
-def _cut(spans: Iterable[Remote]) -> Iterator[Remote]:
+def _cut(spans: Iterable[RemoteBytes]) -> Iterator[RemoteBytes]:
     for target, source, nbytes in spans:
         for at in range(0, nbytes, PLACE_BYTES):
-            yield Remote(target + at, source + at, min(PLACE_BYTES, nbytes - at))
+            yield RemoteBytes(target + at, source + at, min(PLACE_BYTES, nbytes - at))
 
 
 def _quietly(call: Any, argument: Any) -> None:

@@ -12,7 +12,7 @@ from swapd.shared import vm
 from swapd.shared.board import Board
 from swapd.shared.protocol import Placement, Welcome
 from swapd_client.errors import DeviceFailed
-from swapd_client.memory.layout import Remote, through_mapping
+from swapd_client.memory.layout import RemoteBytes, through_mapping
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Place
 from swapd_client.session.gpu.card import Card
@@ -49,12 +49,12 @@ class Gpu(Processor):
         assert isinstance(where, GpuRange)
         return vm.round_up(where.nbytes, self._chunk_bytes) <= where.reserved
 
-    def fetch(self, spans: Sequence[Remote]) -> None:
+    def fetch(self, spans: Sequence[RemoteBytes]) -> None:
         self.card.fetch(spans)
 
     def save(self, address: int, nbytes: int, fd: int) -> None:
         def fetch(target: int) -> None:
-            self.card.fetch([Remote(target, address, nbytes)])
+            self.card.fetch([RemoteBytes(target, address, nbytes)])
 
         through_mapping(fd, nbytes, fetch, writable=True)
 

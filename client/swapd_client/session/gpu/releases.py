@@ -60,7 +60,7 @@ class GpuWork:
 
 
 @dataclass(slots=True)
-class _Ending:
+class _LeaseEnd:
     """A lease that ends when all its marks have passed."""
 
     left: int
@@ -71,7 +71,7 @@ class _Lane:
     """The marks that the thread of a stream waits for, in order."""
 
     def __init__(self, lock: threading.Lock) -> None:
-        self.waiting: deque[tuple[_Mark, _Ending]] = deque()
+        self.waiting: deque[tuple[_Mark, _LeaseEnd]] = deque()
         self.changed = threading.Condition(lock)
 
 
@@ -109,7 +109,7 @@ class Releases:
 
     def after(self, work: GpuWork, then: Callable[[], None]) -> None:
         """Call `then` in a thread when `work` is done; block until then if there is no thread."""
-        ending = _Ending(len(work.marks), then)
+        ending = _LeaseEnd(len(work.marks), then)
         with self._lock:
             self._pending += 1
         for mark in work.marks:
@@ -189,7 +189,7 @@ class Releases:
 
     # --- threads -------------------------------------------------------------------------
 
-    def _hand_over(self, mark: _Mark, ending: _Ending) -> bool:
+    def _hand_over(self, mark: _Mark, ending: _LeaseEnd) -> bool:
         with self._lock:
             lane = self._lanes.get(mark.stream) or self._open(mark.stream)
             if lane is None:
@@ -213,7 +213,7 @@ class Releases:
         while (item := self._next(stream, lane)) is not None:
             self._see_over(*item)
 
-    def _next(self, stream: int, lane: _Lane) -> tuple[_Mark, _Ending] | None:
+    def _next(self, stream: int, lane: _Lane) -> tuple[_Mark, _LeaseEnd] | None:
         with self._lock:
             lane.changed.wait_for(lambda: lane.waiting or self._closed, IDLE_S)
             if lane.waiting:
@@ -221,7 +221,7 @@ class Releases:
             del self._lanes[stream]
             return None
 
-    def _see_over(self, mark: _Mark, ending: _Ending) -> None:
+    def _see_over(self, mark: _Mark, ending: _LeaseEnd) -> None:
         self._await(mark)
         with self._lock:
             ending.left -= 1

@@ -16,7 +16,7 @@ from swapd_client.memory.part import Part
 from swapd_client.registration import register_again
 from swapd_client.session.session import Session
 from swapd_client.vllm import layers
-from swapd_client.vllm.kept import Content
+from swapd_client.vllm.kept_content import Content
 from swapd_client.vllm.parts import StagePart, Tensors
 from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.kv_cache import KvTerms, StageCache
@@ -50,7 +50,7 @@ class StageComponents:
         """Move `parts` into swapd, all or none; return the bytes.
 
         `content`: the name of these weights, if they may be kept. Raises as `Client.register`;
-        Unfound if they have no bytes yet, and the daemon has none.
+        NotKept if they have no bytes yet, and the daemon has none.
         """
         parts = tuple(parts)
         done: list[str] = []

@@ -19,7 +19,7 @@ from swapd_client.log import log
 from swapd_client.memory.movable import is_wrapper, leaves
 from swapd_client.offload.weights import ComponentWeights
 from swapd_client.vllm import layers
-from swapd_client.vllm.kept import Content
+from swapd_client.vllm.kept_content import Content
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.parts import parts_of
 from swapd_client.vllm.ranks import LossCounts

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swapd.plan import sizes
-from swapd.plan.advise import PlanError
+from swapd.plan.advice import PlanError
 from swapd.plan.claims import names_of
 from swapd.plan.deploy import BadDeploy, Deploy, DeployStage
 from swapd.shared.config import ConfigError

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
 from typing import Any
 
-from swapd.plan.advise import Advice, Treatment
+from swapd.plan.advice import Advice, Treatment
 from swapd.plan.chunks import Isolation
 from swapd.plan.deploy import INNER, WORKERS, Deploy, cuda_stages
 from swapd.plan.omni import Kind

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from swapd.plan.advise import (
+from swapd.plan.advice import (
     SLOTS,
     Advice,
     DoesNotFit,

@@ -7,7 +7,7 @@ for memory. `planner.py` carries them out.
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
 
-from swapd.core import eviction, explain, following, requests, transfers, twins
+from swapd.core import eviction, explain, predictions, requests, transfers, twins
 from swapd.core.actions import Foresee
 from swapd.core.ledger import Ledger
 from swapd.core.records import OPERATOR, Component, Follower
@@ -117,12 +117,12 @@ def _forget(ledger: Ledger, after: str) -> None:
         if follower.acted:
             for c in _named(ledger, follower.name):
                 _take_back(ledger, c)
-        following.forget(ledger, follower)
+        predictions.forget(ledger, follower)
 
 
 def note_use(ledger: Ledger, used: list[Component]) -> None:
     """Expect the absent followers of components that are about to be leased."""
-    for follower in following.predict(ledger, used):
+    for follower in predictions.predict(ledger, used):
         absent = _beside_the_rest(ledger, follower, used)
         if not absent or eviction.cannot_come_in(ledger, absent, None):
             continue
@@ -136,9 +136,9 @@ def note_use(ledger: Ledger, used: list[Component]) -> None:
 
 def note_asked(ledger: Ledger, asked: list[Component]) -> None:
     """End the predictions of what an acquire asks for, and of what follows it."""
-    following.note_asked(ledger, asked)
+    predictions.note_asked(ledger, asked)
     out = [c for c in asked if c.state is State.ABSENT or c.evicting]
-    for follower in following.note_out(ledger, out) if out else ():
+    for follower in predictions.note_out(ledger, out) if out else ():
         for c in _named(ledger, follower.name):
             if c.name in ledger.prefetches:
                 _take_back(ledger, c)
@@ -167,7 +167,7 @@ def _still_needed(ledger: Ledger, follower: Follower, used: list[Component]) -> 
     had, and in a loop those that it has had, too."""
     now = {c.name for c in used}
     parts = _named(ledger, follower.after)
-    needed = [c for c in parts if following.is_still_needed(follower, c) and c.name not in now]
+    needed = [c for c in parts if predictions.is_still_needed(follower, c) and c.name not in now]
     if follower.ends_a_loop:
         needed = list(dict.fromkeys(needed + _idle(ledger, parts + used)))
     return sum([c.chunks for c in needed])
@@ -186,7 +186,7 @@ def lacks_room(ledger: Ledger, asked: Iterable[Component]) -> bool:
         follower
         for side in sides
         for follower in ledger.followers.get(side, {}).values()
-        if follower.trust >= following.TRUSTED
+        if follower.trust >= predictions.TRUSTED
     ]
     out = sum(c.chunks for follower in trusted for c in _absent(ledger, follower))
     return out > ledger.pool.free

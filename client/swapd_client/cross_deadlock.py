@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from swapd.shared import protocol
-from swapd_client.asked import few
 from swapd_client.errors import Deadlock, SwapdError
+from swapd_client.lease_request import few
 from swapd_client.leases.cache import Cache
 from swapd_client.session.channel import Channel, ChannelFactory
 

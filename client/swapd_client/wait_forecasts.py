@@ -4,14 +4,14 @@ import asyncio
 from contextlib import suppress
 
 from swapd.shared.protocol import Forecast, ForecastRequest
-from swapd_client.asked import Progress
 from swapd_client.errors import SwapdError
+from swapd_client.lease_request import Progress
 from swapd_client.session.channel import STILL_MS, Channel
 from swapd_client.session.loop_channel import AsyncChannel
 from swapd_client.session.session import Session
 
 
-class Telling:
+class WaitForecasts:
     """Asks for a forecast at every second look, and reports it at the next."""
 
     def __init__(self, channel: Channel, number: int, acquire: int, progress: Progress) -> None:
@@ -34,7 +34,7 @@ class Telling:
 
 
 async def tell(channel: AsyncChannel, session: Session, acquire: int, progress: Progress) -> None:
-    """As `Telling`, in a task of its own, until it is cancelled."""
+    """As `WaitForecasts`, in a task of its own, until it is cancelled."""
     while True:
         await asyncio.sleep(STILL_MS / 1000)
         reply = None

@@ -45,7 +45,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return fd
 
 
-class Parked(NamedTuple):
+class ParkedHostCopy(NamedTuple):
     """`manifest` is None if no manifest was found for the host copy."""
 
     fd: OwnedFd
@@ -68,7 +68,7 @@ def inherited() -> Iterator[OwnedFd]:
                 yield OwnedFd(fd)
 
 
-def sort(found: Iterable[OwnedFd]) -> list[Parked]:
+def sort(found: Iterable[OwnedFd]) -> list[ParkedHostCopy]:
     """Return the host copies, the last parked first. Closes all other descriptors."""
     copies: dict[tuple[int, int], OwnedFd] = {}
     manifests: dict[tuple[int, int], Manifest] = {}
@@ -79,7 +79,7 @@ def sort(found: Iterable[OwnedFd]) -> list[Parked]:
         with fd, suppress(OSError, msgspec.MsgspecError):
             manifest = _read(fd)
             manifests[manifest.inode] = manifest
-    parked = [Parked(fd, manifests.get(at)) for at, fd in copies.items()]
+    parked = [ParkedHostCopy(fd, manifests.get(at)) for at, fd in copies.items()]
     return sorted(parked, key=lambda one: -one.manifest.since if one.manifest else 0.0)
 
 

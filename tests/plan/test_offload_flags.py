@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from swapd.plan import asked, deploy
-from swapd.plan.advise import PlanError
+from swapd.plan import deploy, offload_flags
+from swapd.plan.advice import PlanError
 from swapd.plan.deploy import BadDeploy, Deploy
 from swapd.run import servers
 from swapd.run.commands import command_of
@@ -43,13 +43,13 @@ def deployed(folder: Path, *names: str) -> Deploy:
 
 
 def of_flags(found: Deploy, model: Path, *flags: str) -> list[dict[str, Any]]:
-    offload, _ = asked.taken_off(flags)
-    return list(asked.of_flags(offload, found, model).values())
+    offload, _ = offload_flags.taken_off(flags)
+    return list(offload_flags.of_flags(offload, found, model).values())
 
 
 def of_file(folder: Path, found: Deploy, text: str) -> tuple[dict[int, dict[str, Any]], list[str]]:
     (path := folder / "stages.yaml").write_text(text)
-    return asked.of_stages(asked.in_file(path), found, folder)
+    return offload_flags.of_stages(offload_flags.in_file(path), found, folder)
 
 
 # --- flags -----------------------------------------------------------------------------------
@@ -132,16 +132,16 @@ def test_a_server_may_be_called_by_its_model_alone() -> None:
 )
 def test_flags_that_mean_nothing_are_refused(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        asked.taken_off(words)
+        offload_flags.taken_off(words)
     assert said in str(refused.value)
 
 
 def test_pinning_is_the_daemons(tmp_path: Path) -> None:
     with pytest.warns(SettingsWarning, match="--pin-limit"):
-        offload, left = asked.taken_off(["--no-cpu-offload-pin-memory", FLAGS[0]])
+        offload, left = offload_flags.taken_off(["--no-cpu-offload-pin-memory", FLAGS[0]])
     assert left == ()
-    assert asked.of_flags(offload, deployed(tmp_path, "a"), tmp_path) == {0: ON}
-    assert asked.of_flags(OffloadSettings(), deployed(tmp_path, "a"), tmp_path) == {}
+    assert offload_flags.of_flags(offload, deployed(tmp_path, "a"), tmp_path) == {0: ON}
+    assert offload_flags.of_flags(OffloadSettings(), deployed(tmp_path, "a"), tmp_path) == {}
 
 
 def test_flags_go_over_what_a_deploy_file_with_swapds_workers_says(
@@ -150,7 +150,7 @@ def test_flags_go_over_what_a_deploy_file_with_swapds_workers_says(
     worker, said = {"worker_cls": deploy.WORKERS["ar"]}, {"component": "talker", "kv": "auto"}
     stage = {"stage_id": 1, **worker, "additional_config": {"swapd": said, "x": 1}}
     (path := tmp_path / "deploy.yaml").write_text(yaml.safe_dump({"stages": [stage]}))
-    flags, _ = asked.taken_off([*FLAGS, "talker"])
+    flags, _ = offload_flags.taken_off([*FLAGS, "talker"])
     own, _ = servers.with_workers(DeployFile(path, None), (0,), qwen3, flags)
     (stage,) = deploy.read(tmp_path / "over.yaml", own).whole["stages"]
     both = {"swapd": {**said, **ON}, "x": 1}
@@ -199,6 +199,6 @@ def test_a_file_that_means_nothing_is_refused(tmp_path: Path, stages: str, said:
 
 
 def test_other_files_list_nothing_here(tmp_path: Path) -> None:
-    assert asked.in_file(tmp_path / "none.yaml") == []
+    assert offload_flags.in_file(tmp_path / "none.yaml") == []
     (path := tmp_path / "deploy.yaml").write_text("stages: [{stage_id: 0}]")
-    assert asked.in_file(path) == []
+    assert offload_flags.in_file(path) == []

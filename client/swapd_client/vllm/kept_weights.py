@@ -32,7 +32,7 @@ from swapd_client.errors import InvalidSource
 from swapd_client.log import log
 from swapd_client.vllm.checkpoint import folder_in
 from swapd_client.vllm.fingerprint import fingerprint, hashed
-from swapd_client.vllm.kept import Content, has_all
+from swapd_client.vllm.kept_content import Content, has_all
 from swapd_client.vllm.kernel_tensors import found_in, packed_bytes
 from swapd_client.vllm.options import KEY
 from swapd_client.weights.safetensors import File

@@ -18,7 +18,7 @@ from swapd import spawn
 from swapd.shared import runtime_dir
 from swapd.shared.fds import OwnedFd
 from swapd.shared.system import is_stopped
-from swapd_client import dropped
+from swapd_client import finalizers
 from swapd_client.session.channel import Channel
 from tests.processes import output_of
 
@@ -71,7 +71,7 @@ def test_a_name_is_free_again_also_for_a_daemon_that_hears_the_request_before_th
     os.setpriority(os.PRIO_PROCESS, pid, 19)  # so that all of it has come when it goes on
     old, client = swapd_client.connect(folder), swapd_client.connect(folder)
     old.register("a", {"x": b"abc"})
-    settle, ready = dropped.settle, Channel._ready
+    settle, ready = finalizers.settle, Channel._ready
 
     def settle_while_it_has_no_time(within_s: float) -> None:
         nonlocal old
@@ -86,7 +86,7 @@ def test_a_name_is_free_again_also_for_a_daemon_that_hears_the_request_before_th
         os.kill(pid, signal.SIGCONT)
         return ready(channel, *how)
 
-    monkeypatch.setattr(dropped, "settle", settle_while_it_has_no_time)
+    monkeypatch.setattr(finalizers, "settle", settle_while_it_has_no_time)
     monkeypatch.setattr(Channel, "_ready", has_time_once_it_is_asked)
     client.register("a", {"x": b"xyz"})
     client.close()
@@ -176,7 +176,7 @@ COLLECTED = """
     from itertools import count
     from types import SimpleNamespace
 
-    from swapd_client.dropped import settle, when_collected
+    from swapd_client.finalizers import settle, when_collected
     from tests.garbage import TIMES, collected_in
 
     done, numbers = [], count()

@@ -176,10 +176,10 @@ class _CopyLane:
 
 
 def run_again(work: RecordedWork, rules: Rules, chunks: int, bytes_per_s: float) -> ReplayTally:
-    return _Again(work, rules, chunks, bytes_per_s).run()
+    return _Rerun(work, rules, chunks, bytes_per_s).run()
 
 
-class _Asked(NamedTuple):
+class _ReplayedRequest(NamedTuple):
     step: int
     names: tuple[str, ...]
     at: float
@@ -187,7 +187,7 @@ class _Asked(NamedTuple):
     spares: tuple[int, ...]
 
 
-class _Again:
+class _Rerun:
     def __init__(self, work: RecordedWork, rules: Rules, chunks: int, bytes_per_s: float) -> None:
         self._steps = work.steps
         core = Residency(chunks, work.start.chunk_bytes, rules)
@@ -201,7 +201,7 @@ class _Again:
             for before in step.after:
                 self._then.setdefault(before, []).append(number)
         #: Acquires that do not have their bytes yet.
-        self._asked: dict[Key, _Asked] = {}
+        self._asked: dict[Key, _ReplayedRequest] = {}
         #: Leases whose release is in the log.
         self._ends = {
             (step.event.session, step.event.request.lease)
@@ -249,7 +249,7 @@ class _Again:
         names = getattr(request, "names", ())
         spared = spares(self._steps[number])
         ended = tuple(lease for lease in spared if (session, lease) not in self._ends)
-        self._asked[session, request.id] = _Asked(number, names, self._machine.now, ended)
+        self._asked[session, request.id] = _ReplayedRequest(number, names, self._machine.now, ended)
 
     # --- leases --------------------------------------------------------------------------
 

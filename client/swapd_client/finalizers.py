@@ -96,7 +96,7 @@ GiveBack = Callable[[], None]
 AWAIT_S = 5.0
 
 
-class _Collected:
+class _FinalizerQueue:
     """A queue that finalizers can fill, and the thread that empties it."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _Collected:
                 given.get()()
 
 
-_collected = _Collected()
+_collected = _FinalizerQueue()
 
 
 def give_back_later(give_back: GiveBack) -> None:

@@ -44,7 +44,7 @@ class Slots:
         return new
 
 
-class Into:
+class LoadTarget:
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
         self._device = device
         self._slots = _parameters(module)

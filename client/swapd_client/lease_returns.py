@@ -10,15 +10,15 @@ import msgspec
 
 from swapd.shared import protocol
 from swapd_client.errors import DaemonGone, SessionEnded, SwapdError, Timeout
-from swapd_client.leases.book import Record
 from swapd_client.leases.cache import UNTOLD_S, Cache, Key
+from swapd_client.leases.record import Record
 from swapd_client.session.channel import ChannelFactory
 from swapd_client.session.session import Session
 
 Offered = Mapping[Key, tuple[Record, protocol.Release]]
 
 
-class GivingBack:
+class LeaseReturns:
     """The ends of the leases of one client's threads. Raises and is thread-safe as `Leasing`."""
 
     def __init__(self, session: Session, factory: ChannelFactory, cache: Cache) -> None:
@@ -111,7 +111,7 @@ class GivingBack:
         self._recent.append((now, release))
         while self._recent and now - self._recent[0][0] > UNTOLD_S:
             self._recent.popleft()
-        message = protocol.encode(protocol.GivenBack((release,)))
+        message = protocol.encode(protocol.ReleaseKept((release,)))
         if len(message) > protocol.LIFELINE_MAX_BYTES:  # it names much scratch
             self._factory.channel().send(release)
         elif not self.session.lifeline.try_send(message):

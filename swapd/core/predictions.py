@@ -1,8 +1,8 @@
 """Predicts what is used next, from what sessions said follows what. Changes no component.
 
-`ahead.py` loads predicted components. A prediction ends when its component is asked for, or leaves
-before that. A follower that was often loaded in vain is not loaded until its predictions have come
-true a few times.
+`prefetch.py` loads predicted components. A prediction ends when its component is asked for, or
+leaves before that. A follower that was often loaded in vain is not loaded until its predictions
+have come true a few times.
 """
 
 from collections.abc import Iterable, Iterator

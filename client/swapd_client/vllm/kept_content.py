@@ -14,7 +14,7 @@ from swapd_client.memory.tensors import TensorLayout
 from swapd_client.vllm.parts import Tensors
 
 
-class Unfound(Exception):
+class NotKept(Exception):
     """The daemon has not kept the bytes of a model that was built without reading."""
 
 
@@ -63,4 +63,4 @@ class KeptLayout(TensorLayout, Ready):
 
     def _check_read(self) -> None:
         if self.is_unread:
-            raise Unfound("the daemon has not kept its weights as they would be now")
+            raise NotKept("the daemon has not kept its weights as they would be now")

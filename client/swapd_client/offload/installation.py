@@ -9,10 +9,9 @@ from torch.nn import Embedding, Module, Sequential
 
 from swapd_client.errors import InvalidSource
 from swapd_client.memory.movable import extent, leaves
-from swapd_client.offload import find, growth, guards, hooks
+from swapd_client.offload import growth, guards, hooks, search
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.automatic import CONTAINERS
-from swapd_client.offload.find import ComponentModule
 from swapd_client.offload.first_call import FirstCall, ReadPart
 from swapd_client.offload.gate import LeaseGate
 from swapd_client.offload.growth import Growth
@@ -22,6 +21,7 @@ from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.outputs import ComponentSpans
 from swapd_client.offload.ownership import own_parameters, part_at
 from swapd_client.offload.scope import ComponentHold, Holdable
+from swapd_client.offload.search import ComponentModule
 from swapd_client.offload.strategy import refuse_unknown
 from swapd_client.offload.weights import ComponentWeights
 
@@ -37,7 +37,7 @@ def methods_of(found: Sequence[ComponentModule], named: Methods) -> dict[str, li
 
     Raises: InvalidSource, if a component or its method does not exist.
     """
-    modules = {one.name: find.bare(one.module) for one in found}
+    modules = {one.name: search.bare(one.module) for one in found}
     given = named if isinstance(named, Mapping) else _having(modules, named)
     refuse_unknown("wrap_methods", given, modules)
     for name, wanted in given.items():
@@ -83,10 +83,10 @@ class Installer:
         self._parts: list[ReadPart] = []
         #: Ids of the originals of compiled modules.
         self._compiled = {
-            id(find.bare(module))
+            id(search.bare(module))
             for root in roots.values()
             for module in root.modules()
-            if find.bare(module) is not module
+            if search.bare(module) is not module
         }
 
     def outside(self, module: Module, names: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ class Installer:
 
     def component(self, one: AttachedComponent, methods: Sequence[str]) -> None:
         assert one.held is not None
-        modules = list(find.walk(one.module, self._starts))
+        modules = list(search.walk(one.module, self._starts))
         gates = self._gates_of(one, modules)
         whole = gates(one.held, one.all_of_it)
         parts: list[ReadPart] = []
@@ -106,13 +106,13 @@ class Installer:
             parts = self._blocks(one, one.held, gates)
         for module, is_member in entrances(one.module, self._starts).items():
             self._hook(module, whole, is_member=is_member)
-        if find.bare(one.module) is not one.module:
+        if search.bare(one.module) is not one.module:
             hooks.hook_original(one.module, whole, self._attachment.to_undo)
         if parts:
             self._watch(one.module, ["forward", *methods], whole, parts)
         self._parts += parts or [ReadPart(whole, one.all_of_it.names, set(modules))]
         for method in methods:
-            hooks.wrap(find.bare(one.module), method, whole, self._attachment.to_undo)
+            hooks.wrap(search.bare(one.module), method, whole, self._attachment.to_undo)
 
     def _gates_of(
         self, one: AttachedComponent, modules: Sequence[Module]
@@ -158,7 +158,7 @@ class Installer:
     def around(self) -> None:
         """Watch the modules around components, which must have their hooks."""
         for root in self._roots.values():
-            if id(root) not in self._starts and find.is_called(root):
+            if id(root) not in self._starts and search.is_called(root):
                 self._watch(root, ["forward"], None, self._parts)
 
     def _watch(
@@ -214,7 +214,7 @@ class Installer:
 
 def _modules_now(root: Module, starts: set[int]) -> Callable[[], Iterable[Module]]:
     living = weakref.ref(root)
-    return lambda: () if (module := living()) is None else find.walk(module, starts)
+    return lambda: () if (module := living()) is None else search.walk(module, starts)
 
 
 def _known(client: AttachClient, trained: Container[int]) -> Callable[[torch.Tensor], bool]:
@@ -245,10 +245,10 @@ def entrances(root: Module, starts: set[int]) -> dict[Module, bool]:
     waiting = [(root, 0)]
     while waiting:
         module, depth = waiting.pop()
-        if find.bare(module) is not module:
+        if search.bare(module) is not module:
             continue
         listed = isinstance(module, (*CONTAINERS, Sequential))
-        for child in find.children(module, starts):
+        for child in search.children(module, starts):
             if isinstance(child, CONTAINERS):
                 waiting.append((child, depth))
                 continue

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from swapd.plan import deploy, paste
-from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, advise
+from swapd.plan import deploy, snippets
+from swapd.plan.advice import Advice, MemoryBudget, ModelComponent, advise
 from swapd_client.offload.settings import from_yaml
 from tests.files import file_with
 
@@ -20,16 +20,16 @@ def part(name: str, gib: float, count: int = 0, passes: int = 1) -> ModelCompone
 
 
 def written(folder: Path, advice: Advice) -> Path:
-    return file_with(folder / "stages.yaml", paste.stage_file(advice))
+    return file_with(folder / "stages.yaml", snippets.stage_file(advice))
 
 
 def test_what_fits_is_left_alone(tmp_path: Path) -> None:
     advice = advised(8, part("model", 4, 16))
     assert from_yaml(written(tmp_path, advice)).mode == "off"
-    assert paste.python(advice) == 'client.attach(model, ["model"], policy="permanent")\n'
+    assert snippets.python(advice) == 'client.attach(model, ["model"], policy="permanent")\n'
     line = "swapd serve --device cuda:1 --budget 4GiB --chunk 64MiB"
-    assert paste.serve("cuda:1", advice.budget_bytes, 64 << 20) == line
-    strict = paste.serve("cuda:1", advice.budget_bytes, 256 << 20, "strict")
+    assert snippets.serve("cuda:1", advice.budget_bytes, 64 << 20) == line
+    strict = snippets.serve("cuda:1", advice.budget_bytes, 256 << 20, "strict")
     assert strict == "swapd serve --device cuda:1 --budget 4GiB --chunk 256MiB --isolation strict"
 
 
@@ -39,7 +39,7 @@ def test_what_is_streamed_in_part_says_how_much_stays_on_the_host(tmp_path: Path
     assert settings.mode == "partial"
     kept = advice.placements[0].kept_bytes
     assert 0 <= settings.offloaded_bytes - (16 * GIB - kept) < GIB // 8
-    assert paste.python(advice) == 'client.attach(model, ["model"], resident="5GiB")\n'
+    assert snippets.python(advice) == 'client.attach(model, ["model"], resident="5GiB")\n'
 
 
 def test_stages_are_stages_of_the_file(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_stages_are_stages_of_the_file(tmp_path: Path) -> None:
         ("code2wav", "generation", True),
     ]
     assert all(s.ours for s in read)
-    lines = paste.python(advice).splitlines()
+    lines = snippets.python(advice).splitlines()
     assert lines == [
         'client.attach(model, ["code2wav"], policy="permanent")',
         'client.attach(model, ["thinker", "talker"], cpu_offload_enabled=True)',
@@ -83,13 +83,13 @@ def test_several_that_are_streamed_are_streamed_by_layers(tmp_path: Path) -> Non
 
 def test_where_one_switch_is_too_few_the_file_says_so(tmp_path: Path) -> None:
     advice = advised(9, part("transformer", 16, 32, 20), part("a", 8), part("b", 7))
-    text = paste.stage_file(advice)
+    text = snippets.stage_file(advice)
     assert "# a stage has one option" in text
     assert from_yaml(written(tmp_path, advice)).mode == "layerwise"
 
 
 def test_what_alternates_leaves_at_once_where_something_else_stays_in_part() -> None:
     advice = advised(8, part("transformer", 16, 32, 20), part("a", 8), part("b", 7))
-    assert 'cpu_offload_strategy="sequential"' not in paste.python(advice)
+    assert 'cpu_offload_strategy="sequential"' not in snippets.python(advice)
     advice = advised(12, part("transformer", 16, 32, 20), part("a", 8), part("b", 7))
-    assert 'cpu_offload_strategy="sequential"' in paste.python(advice)
+    assert 'cpu_offload_strategy="sequential"' in snippets.python(advice)

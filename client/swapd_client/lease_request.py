@@ -10,9 +10,9 @@ import msgspec
 
 from swapd.shared import protocol
 from swapd.shared.units import parse_size
+from swapd_client.checks import check_names, check_seconds, names_in
 from swapd_client.errors import InvalidArgument
-from swapd_client.given import check_names, check_seconds, names_in
-from swapd_client.leases.book import Record
+from swapd_client.leases.record import Record
 from swapd_client.session.session import Session
 
 #: Seconds after which a prefetch that found no room is dropped.
@@ -38,7 +38,7 @@ def nbytes_of(size: object) -> Any:
 Progress = Callable[[protocol.Forecast], None]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class LeaseRequest(msgspec.Struct, frozen=True):
     """An acquire, before a thread or task asks the daemon."""
 
     #: Makes the request, from its id, `agent`, and the agent's leases (`holds` and `spare`).
@@ -61,7 +61,7 @@ def of_components(
     overtake: int | None = None,
     progress: Progress | None = None,
     deadline_s: float | None = None,
-) -> Asked:
+) -> LeaseRequest:
     check_names(names)
     check_seconds(timeout_s)
     check_seconds(deadline_s, "deadline", "the seconds from now within which it is wanted")
@@ -77,25 +77,25 @@ def of_components(
         overtake=overtake,
         due_s=deadline_s,
     )
-    return Asked(request, names, timeout_s, early, progress)
+    return LeaseRequest(request, names, timeout_s, early, progress)
 
 
-def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: int) -> Asked:
+def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: int) -> LeaseRequest:
     """Return a request for a workspace; messages give its size as `said`."""
     check_seconds(timeout_s)
     request = partial(
         protocol.AcquireWorkspace, nbytes=nbytes, timeout_s=timeout_s, priority=priority
     )
-    return Asked(request, (f"workspace of {said}",), timeout_s, is_workspace=True)
+    return LeaseRequest(request, (f"workspace of {said}",), timeout_s, is_workspace=True)
 
 
-def of_start(timeout_s: float | None) -> Asked:
+def of_start(timeout_s: float | None) -> LeaseRequest:
     check_seconds(timeout_s)
 
     def request(number: int, **_: object) -> protocol.AcquireStart:
         return protocol.AcquireStart(number, timeout_s)
 
-    return Asked(request, (protocol.THE_START,), timeout_s)
+    return LeaseRequest(request, (protocol.THE_START,), timeout_s)
 
 
 def each_once(argument: str, names: str | Iterable[str]) -> Iterable[str]:
@@ -112,7 +112,7 @@ def cheapest_first(forecasts: Iterable[protocol.Forecast]) -> list[protocol.Fore
     return sorted(forecasts, key=cost)
 
 
-def record_of(session: Session, number: int, asked: Asked, agent: int) -> Record:
+def record_of(session: Session, number: int, asked: LeaseRequest, agent: int) -> Record:
     late = asked.is_workspace or session.processor.works_late
     return Record(
         number, asked.names, agent, is_workspace=asked.is_workspace, ends_at_once=not late
@@ -120,7 +120,7 @@ def record_of(session: Session, number: int, asked: Asked, agent: int) -> Record
 
 
 def granted(
-    session: Session, record: Record, reply: protocol.AnyReply, asked: Asked
+    session: Session, record: Record, reply: protocol.AnyReply, asked: LeaseRequest
 ) -> Callable[[], None]:
     """Note the grant of a lease; return the call that makes its components accessible.
 
