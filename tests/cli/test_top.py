@@ -164,9 +164,11 @@ def shown(daemon: Running, terminal: tuple[int, int]) -> Iterator["subprocess.Po
         stderr=follower,
     ) as process:
         os.close(follower)
-        _until(leader, b"painter")
-        yield process
-        process.kill()
+        try:
+            _until(leader, b"painter")
+            yield process
+        finally:
+            process.kill()
 
 
 def _until(leader: int, word: bytes) -> None:

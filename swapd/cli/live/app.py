@@ -117,7 +117,7 @@ _STORY_MAX = 1000
 
 
 class LivePanel(Static):
-    DEFAULT_CSS = "Live { width: 100%; height: 1fr; }"
+    DEFAULT_CSS = "LivePanel { width: 100%; height: 1fr; }"
 
     def on_resize(self) -> None:
         assert isinstance(self.app, Top)
