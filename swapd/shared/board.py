@@ -1,10 +1,10 @@
-"""The board: a few shared pages on which the daemon shows progress to a session.
+"""The board: shared pages on which the daemon shows progress to a session.
 
 Each component has a slot of 64-bit words: its generation with the number of segments on the device,
 its generation with the number of chunks there, and the generation last saved to the host copy. The
 first two only grow, so a GPU stream or a thread can wait for them. A worker reads the third when
-the daemon is gone. Another word says that the daemon has ended the session, because a worker that
-checks this after every step cannot afford a system call.
+the daemon is gone. One more word says that the daemon has ended the session: a worker checks it
+after every step, and cannot afford a system call for that.
 
 The daemon writes progress. The worker's own lifeline thread writes a failure when the daemon
 reports it or is gone, so every wait ends.
@@ -29,7 +29,7 @@ _WORDS = SLOT_BYTES // 8
 ARRIVED, LANDED, _SAVED = range(3)
 #: The fourth word of slot 0: 1 once the session has ended, before others use its memory.
 _ENDED = 3
-#: Bits of the count in each of the first two words. The higher bits are the generation.
+#: Bits of the count in the first two words. The generation is above them.
 _BITS = (16, 24)
 #: A count that means failure: larger than any real one.
 _FAILED = tuple((1 << bits) - 1 for bits in _BITS)
@@ -50,7 +50,7 @@ _syscall.argtypes = (
 
 
 def word(generation: int, count: int, which: int = ARRIVED) -> int:
-    """Return the word for so many arrived segments, or landed chunks, of this generation."""
+    """Return the word for this number of arrived segments, or landed chunks."""
     return generation << _BITS[which] | count
 
 
@@ -66,20 +66,20 @@ class Board:
     """The words of one session. Thread-safe; the last reference unmaps the memory."""
 
     def __init__(self, fd: OwnedFd) -> None:
-        """Map the board behind `fd`, which the caller keeps."""
+        """The caller keeps `fd`."""
         self.address = vm.map_shared(fd.fileno(), 0, BOARD_BYTES, writable=True)
         self._words = (ctypes.c_uint64 * (_WORDS * SLOTS)).from_address(self.address)
         vm.free_with(self, self.address, BOARD_BYTES)
 
     def set(self, slot: int, value: int, which: int = ARRIVED) -> None:
-        """Raise a word to `value`, and wake the threads that wait for it."""
+        """Raise a word to `value`, and wake its waiters."""
         index = _WORDS * slot + which
         if self._words[index] != value:
             self._words[index] = value
             self._wake(index)
 
     def wake(self, slot: int) -> None:
-        """Have the threads that wait for this slot check their `unless` again."""
+        """Have the waiters of this slot check their `unless` again."""
         for which in (ARRIVED, LANDED):
             self._wake(_WORDS * slot + which)
 
@@ -157,7 +157,7 @@ class Board:
 
     @property
     def ended(self) -> bool:
-        """Whether the daemon has ended the session. This process may not have read of it yet."""
+        """Whether the daemon has ended the session, even if its message is still unread here."""
         return self._words[_ENDED] != 0
 
 
@@ -182,8 +182,7 @@ class Boards:
         self._free.append(slot)
 
     def close(self) -> None:
-        """End the session on the board, and close the descriptor. Threads that still write keep the
-        memory."""
+        """End the session on the board. Threads that still write keep the memory mapped."""
         self.board.end()
         self.fd.close()
 
@@ -205,7 +204,7 @@ class LoadProgress:
         self._chunk = chunk
 
     def landed(self, generation: int, nbytes: int) -> None:
-        """Note that the first `nbytes` bytes of this generation are on the device."""
+        """Note that the first `nbytes` bytes are on the device."""
         whole = nbytes if nbytes < self._nbytes else nbytes + self._chunk - 1
         landed = word(generation, whole // self._chunk, LANDED)
         self._boards.board.set(self.slot, landed, LANDED)
@@ -216,12 +215,12 @@ class LoadProgress:
         self._boards.board.set_saved(self.slot, generation)
 
     def share(self) -> "LoadProgress":
-        """Share it with a second host copy of the component. Close it once for each."""
+        """Share the slot with a second host copy of the component. Each closes it once."""
         self._users += 1
         return self
 
     def close(self) -> None:
-        """End one host copy's use. No copy of that host copy may be in flight."""
+        """End one host copy's use. None of its copies may be in flight."""
         self._users -= 1
         if not self._users:
             self._boards.give(self.slot)

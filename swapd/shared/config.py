@@ -35,7 +35,7 @@ STAGE_VARIABLE = "SWAPD_STAGE"
 #: Whether clients do without swapd; and the daemon's device, which they then use.
 DISABLE_VARIABLE = "SWAPD_DISABLE"
 DEVICE_VARIABLE = "SWAPD_DEVICE"
-#: Of a setting: `swapd run` starts its daemons without.
+#: A setting that `swapd run` removes for its daemons.
 LINGER_VARIABLE = "SWAPD_LINGER"
 #: Where systemd listens for the daemon's state.
 NOTIFY_VARIABLE = "NOTIFY_SOCKET"
@@ -53,7 +53,7 @@ DEVICE_NAME = re.compile(r"host|cuda(?::?([0-9]+))?")
 
 #: Under `chunk = "auto"`, a GPU's budget over LARGE_BUDGET has chunks of LARGE_CHUNK: evicting a
 #: component of some GiB then takes a quarter of the driver calls, and the last chunk wastes little.
-#: This is the default only under strict isolation, where acquires wait for these calls.
+#: The default only under strict isolation, where acquires wait for these calls.
 LARGE_BUDGET = 8 << 30
 LARGE_CHUNK = 256 << 20
 GPU_CHUNK = 64 << 20
@@ -61,7 +61,8 @@ GPU_CHUNK = 64 << 20
 SMALL_BUDGET = 1 << 30
 HOST_CHUNK = 2 << 20
 
-#: Bounds of the core's rules, which messages and the swap log can hold: JSON has no infinity.
+#: Largest values of the core's rules, which messages and the swap log can hold: JSON has no
+#: infinity.
 RULE_MAX = 1e9
 RULE_MAX_INT = (1 << 63) - 1
 
@@ -80,13 +81,13 @@ class ConfigError(UserError):
 
 
 def gpu_number(device: str) -> int | None:
-    """Return the number in the name of a GPU; None for any other device."""
+    """Return the index in the name of a GPU; None for the host device."""
     found = DEVICE_NAME.fullmatch(device)
     return int(found[1] or 0) if found and device != "host" else None
 
 
 def canonical(device: str) -> str:
-    """Return the name by which a daemon calls this device, as in "cuda:0" for "cuda"."""
+    """Return the daemon's name for this device, as in "cuda:0" for "cuda"."""
     number = gpu_number(device)
     return device if number is None else f"cuda:{number}"
 
@@ -261,7 +262,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def gpu_chunk(budget: int, *, large: bool) -> int:
-    """`large`: it may be LARGE_CHUNK."""
+    """`large`: LARGE_CHUNK is allowed."""
     if budget < SMALL_BUDGET:
         return HOST_CHUNK
     return LARGE_CHUNK if large and budget > LARGE_BUDGET else GPU_CHUNK
@@ -276,11 +277,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     defaults: Mapping[str, Callable[[], Any]] = {},
 ) -> Config:
-    """Read the settings. `flags`: only those that were given. `defaults`: functions that choose
-    what no source sets, in place of the defaults of `Config`.
+    """Read the settings. `flags`: only those given. `defaults`: functions that choose what no
+    source sets, in place of the defaults of `Config`.
 
-    Unknown variables are ignored, with a warning in the log. Raises: ConfigError, with the setting
-    and its source.
+    Unknown variables are logged and ignored. Raises: ConfigError, with the setting and its source.
     """
     environ = os.environ if environ is None else environ  # noqa: TID251
     if path is None and (named := _unless_service(environ.get(CONFIG_VARIABLE))):
@@ -295,7 +295,7 @@ def load(
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the table of a TOML file. Raises: ConfigError if it is unreadable or not TOML."""
+    """Raises: ConfigError if the file is unreadable or not TOML."""
     try:
         return tomllib.loads(documents.read(path))
     except OSError as exc:
@@ -341,7 +341,7 @@ def endpoint_from_environment() -> str | None:
 
 
 def variable(name: str) -> str | None:
-    """Return the value of a variable above; None if it is empty or not set."""
+    """An empty variable counts as not set."""
     return os.environ.get(name) or None  # noqa: TID251
 
 
@@ -364,10 +364,8 @@ def reconnect_s() -> float:
 
 
 def usual_device() -> str:
-    """Return the default device of `swapd serve`: a GPU that this process may use, else host.
-
-    By the driver's device files and $CUDA_VISIBLE_DEVICES, without the driver.
-    """
+    """Return the default device of `swapd serve`: a GPU that this process may use, by the driver's
+    device files and $CUDA_VISIBLE_DEVICES, else host. Does not call the driver."""
     return "cuda:0" if gpu_nodes() and listed_gpus() != () else "host"
 
 
@@ -376,7 +374,6 @@ def usual_folder() -> Path:
 
 
 def gpu_nodes() -> list[Path]:
-    """Return the device files of the GPUs on this machine, or in this container."""
     return sorted(path for path in _DEVICES.glob("nvidia*") if path.name[6:].isdigit())
 
 
@@ -396,8 +393,7 @@ def gpus_in(listed: str) -> tuple[str, ...]:
 
 
 def hub_cache() -> Path:
-    """Return the folder of Hugging Face's cache; where a user has no home, one that does not
-    exist."""
+    """Return the folder of Hugging Face's cache. It does not exist where the user has no home."""
     for variable, below in _HUB_CACHES:
         if said := os.environ.get(variable):  # noqa: TID251
             return Path(os.path.expanduser(os.path.expandvars(said))) / below
@@ -428,7 +424,7 @@ def environment_with(**variables: str) -> dict[str, str]:
 
 
 def watchdog_s() -> float | None:
-    """Return systemd's watchdog period for this process; None without a watchdog."""
+    """Return systemd's watchdog period for this process, if any."""
     meant = os.environ.get("WATCHDOG_PID")  # noqa: TID251
     if meant and meant != str(os.getpid()):
         return None
@@ -489,7 +485,7 @@ def _span(text: str) -> float:
 
 
 def _orders(text: str) -> tuple[tuple[str, ...], ...]:
-    """Return the names of each order. Raises: ValueError."""
+    """Raises: ValueError."""
     orders = [tuple(map(str.strip, order.split(","))) for order in text.split(";") if order.strip()]
     for order in orders:
         if len(order) < 2 or not all(order):
@@ -500,7 +496,7 @@ def _orders(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _overtakes(text: str) -> tuple[tuple[str, int], ...]:
-    """Return names with their bounds. Raises: ValueError."""
+    """Raises: ValueError."""
     bounds = []
     for each in filter(str.strip, text.split(",")):
         name, _, bound = map(str.strip, each.rpartition("="))
@@ -545,12 +541,10 @@ def shown(name: str, value: Any) -> str:
 
 
 def _problem_with(text: str) -> str | None:
-    """Return why no setting can have this text; None if one can."""
     if len(text) > _TEXT_MAX_CHARS:
         return f"has {len(text)} characters; at most {_TEXT_MAX_CHARS}"
     return None if text.isprintable() else f"{text!r} has characters that cannot be printed"
 
 
 def flag(name: str) -> str:
-    """Return the option of a command line for a setting of this name."""
     return "--" + name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""The running daemons of this user on this machine, with any runtime folder.
+"""The running daemons of this user, with any runtime folder.
 
 Each daemon holds a lock on its runtime folder, and /proc shows the locks: no list can be out of
 date. Processes that end meanwhile and those of other users are skipped.
@@ -60,7 +60,7 @@ def usual_folder() -> Path:
 
 
 def only(found: list[RunningDaemon]) -> Path | None:
-    """Return the folder of the only daemon; None if there is none. Raises: SeveralDaemons."""
+    """Raises: SeveralDaemons."""
     if len(found) > 1:
         raise SeveralDaemons(
             f"{len(found)} daemons of this user run: {named(found)}. Choose one: --endpoint "
@@ -76,7 +76,6 @@ def named(found: list[RunningDaemon]) -> str:
 
 
 def _served_by(process: Path) -> Iterator[RunningDaemon]:
-    """Yield the runtime folders that this process has locked and listens in."""
     try:
         mine = process.stat().st_uid == os.getuid()
         fds = list((process / "fd").iterdir()) if mine else []
@@ -96,8 +95,8 @@ def _served_by(process: Path) -> Iterator[RunningDaemon]:
 
 
 def _is_held(process: Path, fd: Path) -> bool:
-    """Return whether the process has locked this file, which has a process id as a daemon's lock
-    has."""
+    """Return whether the process has locked this file, and the file holds a process id, as a
+    daemon's lock does."""
     if not _FLOCK.search((process / "fdinfo" / fd.name).read_text()):
         return False
     with fd.open("rb") as file:  # opens it anew, so the daemon's offset does not move

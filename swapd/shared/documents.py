@@ -1,7 +1,7 @@
-"""Reads YAML, JSON and TOML files of untrusted authors, within bounds.
+"""Reads YAML, JSON and TOML files of untrusted authors, within bounds of size, depth and
+repetition.
 
-A FIFO or device does not block it. It refuses files that are too large, nest too deep, or repeat
-themselves without end.
+A FIFO or device does not block the reader.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from swapd.shared.fds import OwnedFd
 from swapd.shared.units import size
 
-#: Larger than any file for people; larger than any for programs, of which an index is the longest.
+#: More than any file that people write; more than any that programs write, such as an index.
 PEOPLE_MAX_BYTES = 256 << 10
 PROGRAMS_MAX_BYTES = 64 << 20
 #: Most levels and values of a document. A value counts once for each reference to it.
@@ -27,12 +27,12 @@ _DIGITS_MAX = 25
 
 
 class BadDocument(ValueError):
-    """The file is not valid. The message says why, and does not name the file."""
+    """The message does not name the file."""
 
 
 @contextmanager
 def regular(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file. Raises: OSError; BadDocument if it is something else."""
+    """Raises: OSError; BadDocument if the file is not a regular one."""
     try:
         opened = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except ValueError as exc:  # a NUL in the path
@@ -66,8 +66,7 @@ def read_json(path: Path) -> object:
 def mapping(
     read: Callable[[Path], object], path: Path, error: type[Exception], otherwise: str
 ) -> dict[str, Any]:
-    """Return the mapping in a file. Raises: `error`, with the text `otherwise` if it is no
-    mapping."""
+    """Raises: `error`. Its text ends in `otherwise` if the file holds no mapping."""
     try:
         found = read(path)
     except OSError as exc:
@@ -90,7 +89,7 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def read_yaml(path: Path) -> object:
-    """Return the value of a YAML file. Raises: OSError; BadDocument, also if PyYAML is missing."""
+    """Raises: OSError; BadDocument, also if PyYAML is missing."""
     try:
         import yaml
     except ModuleNotFoundError as exc:

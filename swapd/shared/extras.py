@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 from swapd.shared.errors import UserError
 
-#: The extra that installs each module.
 EXTRA_OF = {
     "torch": "torch",
     "tqdm": "torch",
@@ -30,7 +29,7 @@ class MissingExtra(UserError, ModuleNotFoundError):
 
 @contextmanager
 def needed(what: str) -> Iterator[None]:
-    """Wrap imports of an extra's modules, which `what` needs. Raises: MissingExtra."""
+    """Wrap imports that `what` needs. Raises: MissingExtra."""
     try:
         yield
     except ModuleNotFoundError as exc:

@@ -1,7 +1,4 @@
-"""File descriptors: owning them, limiting them, and sending them to another process.
-
-A packet is bytes and descriptors; its meaning is the caller's.
-"""
+"""File descriptors: owning them, limiting them, and sending them to another process."""
 
 import errno
 import os
@@ -22,7 +19,7 @@ RESERVE = 24
 #: Fewest descriptors with which a daemon can serve.
 LEAST = 96
 
-#: Errors of a resource that is exhausted for now: the caller made no mistake.
+#: Errors of a resource that is exhausted for now, without a mistake of the caller.
 EXHAUSTED = frozenset(
     (
         *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC),
@@ -63,7 +60,7 @@ class OwnedFd:
             self.close()
 
     def fileno(self) -> int:
-        """Return the descriptor, which this object still owns."""
+        """The object keeps the descriptor."""
         if self._fd < 0:
             raise ValueError("descriptor is closed")
         return self._fd
@@ -78,7 +75,7 @@ class OwnedFd:
         return bool(poll.poll(None if within_s is None else min(within_s * 1000, _POLL_MS_MAX)))
 
     def take(self) -> int:
-        """Give up the descriptor: the caller closes it."""
+        """Return the descriptor for the caller to close."""
         fd, self._fd = self.fileno(), -1
         return fd
 
@@ -99,7 +96,7 @@ class ReceivedFd(OwnedFd):
 def allow(count: int) -> int:
     """Let this process open `count` more descriptors, up to its hard limit.
 
-    Returns the limit that this needs (`ulimit -n`). It is over the hard limit if that is too low.
+    Returns the limit that this needs (`ulimit -n`), which may be over the hard limit.
     """
     needed = len(os.listdir("/proc/self/fd")) + count
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -109,7 +106,7 @@ def allow(count: int) -> int:
 
 
 def raise_limit() -> int:
-    """Raise the limit of descriptors to the hard limit, and return it."""
+    """Raise the limit of descriptors to the hard limit, which is returned."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
@@ -120,7 +117,7 @@ def limit() -> int:
 
 
 def make_sure(count: int) -> None:
-    """Check that this process can open `count` more descriptors now. Raises: OSError."""
+    """Raise OSError unless this process can open `count` more descriptors now."""
     with ExitStack() as opened:
         for _ in range(count):
             opened.enter_context(OwnedFd(os.eventfd(0, os.EFD_CLOEXEC)))
@@ -132,11 +129,9 @@ def share(most: int, of_limit: int) -> int:
 
 
 def has_room(fd: int, spare: int = 0) -> bool:
-    """Return whether keeping a new descriptor leaves RESERVE, and `spare` more, free.
-
-    The kernel gives out the lowest free number. While no owner keeps one of the last numbers, these
-    are always free for short use in any thread.
-    """
+    """Return whether keeping a new descriptor leaves RESERVE, and `spare` more, free. The kernel
+    gives out the lowest free number: while no owner keeps one of the last, these are free for short
+    use in any thread."""
     return fd < limit() - RESERVE - spare
 
 
@@ -174,7 +169,7 @@ def recv_packet(
     """Receive one packet, with up to `most` descriptors. Empty data: the other side is gone.
 
     The caller owns the descriptors. Raises: OSError; ValueError if the packet or its descriptors
-    were cut short; then all of them are closed.
+    were cut short, after closing all of them.
     """
     # Not socket.recv_fds, which drops its flags: executed programs would inherit the descriptors.
     data, ancillary, flags, _ = sock.recvmsg(
@@ -208,7 +203,6 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> Iterator[int]:
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Return whether the machine lacked a resource, with no mistake of the caller."""
     return isinstance(error, OSError) and error.errno in EXHAUSTED
 
 

@@ -1,9 +1,9 @@
 """The messages between daemon and client: structs, codes, encoding. No sockets, clocks or state.
 
-`rpc` (ZeroMQ) carries requests and exactly one reply to each. The `lifeline` (a Unix SEQPACKET
-socket) carries the handshake, file descriptors, and the daemon's notices. Decoders ignore unknown
-fields and fill in defaults, so fields may be added, but a meaning may never change. Tags are
-explicit for the same reason.
+`rpc` (ZeroMQ) carries requests and exactly one reply to each; the `lifeline` (a Unix SEQPACKET
+socket) the handshake, file descriptors, and the daemon's notices. Decoders ignore unknown fields
+and fill in defaults, so fields may be added, but a meaning may never change. Tags are explicit for
+the same reason.
 """
 
 from collections.abc import Iterable
@@ -14,14 +14,14 @@ import msgspec
 from swapd.shared.text import TEXT_MAX_CHARS
 
 VERSION = 12
-#: Oldest client version that this daemon serves: all changes since then are additions that such a
-#: client does not ask for. So a daemon can be upgraded under its workers.
+#: Oldest client version that this daemon serves, so that it can be upgraded under its workers:
+#: later changes are additions that such a client does not ask for.
 OLDEST = 11
 
 #: An rpc identity is the session token followed by a channel number.
 TOKEN_BYTES = 16
 
-#: A longer request closes its connection, so no client sends one.
+#: The daemon closes a connection that sends a longer request.
 REQUEST_MAX_BYTES = 1 << 20
 
 #: Most unanswered requests of one session; the daemon refuses more.
@@ -34,7 +34,7 @@ LIFELINE_MAX_BYTES = 64 * 1024
 NAME_MAX_CHARS = TEXT_MAX_CHARS
 NAMES_MAX = 1024
 
-#: Most segments of one component: a word of the board counts those that have arrived.
+#: Most segments of one component: a word of the board counts them.
 SEGMENTS_MAX = 0xFFFE
 
 #: Bound of every number on the wire, so that sums of a few stay within an encoder's 64 bits.
@@ -149,21 +149,16 @@ class Register(Request, frozen=True, tag="register"):
 
 
 class Commit(Request, frozen=True, tag="commit"):
-    """The host copy is complete and unmapped in the worker: the component may be acquired from now
-    on.
-
-    A Commit of several updates takes effect in one step, or not at all.
-    """
+    """The host copy is complete, and unmapped in the worker: the component may be acquired. A
+    Commit of several updates takes effect in one step, or not at all."""
 
     name: str
     also: tuple[str, ...] = ()
 
 
 class Update(Request, frozen=True, tag="update"):
-    """Order a new host copy for a clean component, beside its current one.
-
-    The descriptor comes by the lifeline. Commit replaces the old host copy in one step.
-    """
+    """Order a new host copy, whose descriptor comes by the lifeline, for a clean component. Commit
+    replaces the current one by it in one step."""
 
     name: str
 
@@ -278,8 +273,8 @@ class Prefetch(Request, frozen=True, tag="prefetch"):
 class Follows(Request, frozen=True, tag="follows"):
     """Load these while `after` is in use, because they are used next. Answered at once.
 
-    They replace the followers that any session named before; () ends that. They last as long as the
-    session. Names need not be registered.
+    They replace the followers that any session named before, and last as long as this session. ()
+    only ends the former ones. Names need not be registered.
     """
 
     names: tuple[Name, ...]
@@ -289,40 +284,33 @@ class Follows(Request, frozen=True, tag="follows"):
 
 
 class ForecastRequest(Request, frozen=True, tag="forecast"):
-    """Ask for the effect of acquiring these now; or, without names, about an acquire of this
-    session that waits. Answered at once; changes nothing."""
+    """Ask for the effect of acquiring these now; without names, about a waiting acquire of this
+    session. Answered at once; changes nothing."""
 
     names: tuple[str, ...]
     acquire: Id | None = None
 
 
 class Resize(Request, frozen=True, tag="resize"):
-    """Keep so many bytes of a family on the device, spread evenly; stream the rest.
-
-    At most as much as leaves room for the largest streamed part. None: as much as leaves room for
-    two. Any session may ask.
-    """
+    """Keep this many bytes of a family on the device, evenly spread, and stream the rest: at most
+    as much as leaves room for the largest streamed part; None: as much as leaves room for two. Any
+    session may ask."""
 
     name: str
     resident_bytes: Size | None = None
 
 
 class Pin(Request, frozen=True, tag="pin"):
-    """Pin a component, or the kept parts of a family: they stay once loaded. Or unpin them.
-
-    A pin lasts until it is ended or the component unregistered. Any session may ask.
-    """
+    """Pin a component, or the kept parts of a family, which then stay once loaded; or unpin them. A
+    pin lasts until it is ended or the component unregistered. Any session may ask."""
 
     name: str
     unpin: bool = False
 
 
 class EvictNow(Request, frozen=True, tag="evict_now"):
-    """Evict a component, or the parts of a family, at once.
-
-    Accepted when the evictions are ordered; copies back may still run. Permanent parts of a family
-    stay. Any session may ask.
-    """
+    """Evict a component, or the parts of a family but its permanent ones, at once. Accepted when
+    the evictions are ordered; copies back may still run. Any session may ask."""
 
     name: str
 
@@ -382,8 +370,8 @@ MOVES_MAX = 128
 
 
 class Account(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a traced acquire waited for: loads of its components that ran after it came, for any
-    acquire, and evictions to make room for it."""
+    """What a traced acquire waited for: loads of its components that ran after it came, whichever
+    acquire ordered them, and evictions to make room for it."""
 
     answered_s: float
     record: int  # number of the answer in the swap log
@@ -481,7 +469,7 @@ class ComponentStatus(msgspec.Struct, frozen=True):
 
 
 def without_twins(components: Iterable[ComponentStatus]) -> list[ComponentStatus]:
-    """Return one of several with the same bytes, and all others."""
+    """Return one component for each set of equal bytes."""
     by_bytes: dict[int | str, ComponentStatus] = {}
     for c in components:
         by_bytes.setdefault(c.twins or c.name, c)
@@ -560,8 +548,8 @@ class Histogram(msgspec.Struct):
 
 
 class Counts(msgspec.Struct):
-    """Counts since the daemon's start. `of`: by component or family; under "" those of all others,
-    also of all that are gone."""
+    """Counts since the daemon's start. `of`: by component or family; "" is all others, also those
+    that are gone."""
 
     of: dict[str, Tally]
     wait_s: Histogram  # from an acquire to its grant
@@ -596,7 +584,7 @@ NAMES_SHOWN = 8
 
 
 class KeptStatus(msgspec.Struct, frozen=True):
-    """A host copy that no component uses: the last component that did, and the content."""
+    """A host copy that no component uses. `name`: the last component that did."""
 
     name: str
     content: str
@@ -764,7 +752,7 @@ class Revoke(msgspec.Struct, frozen=True, tag="revoke"):
 
 
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
-    """A mutable component's bytes are in its host copy; its chunks may be overwritten from now on.
+    """A mutable component's bytes are in its host copy, so its chunks may be overwritten.
 
     `anew`: the bytes of scratch are lost. It begins anew as zeros, whatever its host copy has.
     """

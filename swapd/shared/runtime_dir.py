@@ -1,6 +1,6 @@
-"""The runtime folder: opening it, its lock, and the names of its files, for daemon and client.
+"""The runtime folder of a daemon: opening it, its lock, and the names of its files.
 
-Both open the folder once, check each part of its path, and reach all files in it by that
+Daemon and client open the folder once, check each part of its path, and reach its files by that
 descriptor. So no other user can replace the folder, and no path is too long for a socket.
 
 A part of the path is trusted if only root, this user, or the owner of / can replace it. (The owner
@@ -25,7 +25,8 @@ LIFELINE, RPC, EVENTS, LOCK = "lifeline.sock", "rpc.sock", "events.sock", "lock"
 #: The process that holds host copies while no daemon runs.
 KEEPER = "keeper.sock"
 SWAP_LOG = "swap-log.jsonl"
-#: Of a daemon that a client started: a lock while it starts and runs; its messages for people.
+#: Files of a daemon that a client started: a lock while it starts and runs; its messages for
+#: people.
 STARTING, DAEMON_LOG = "starting", "daemon.log"
 NAMES = {LIFELINE, RPC, EVENTS, LOCK, KEEPER, SWAP_LOG, f"{SWAP_LOG}.1", STARTING, DAEMON_LOG}
 
@@ -37,8 +38,6 @@ ANOTHER = "another swapd"
 
 
 class Problem(NamedTuple):
-    """Why a daemon cannot use a folder."""
-
     what: str
     advice: str
 
@@ -51,14 +50,14 @@ class RuntimeDirError(UserError):
 
 
 class Folder:
-    """An open runtime folder. `path` is only its name for people."""
+    """An open runtime folder. `path` is its name for people, and is not used to reach it."""
 
     def __init__(self, path: Path, fd: OwnedFd) -> None:
         self.path = path
         self._fd = fd
         self._lock: OwnedFd | None = None
-        #: Once it is locked: whether a daemon before did not stop in order, so that workers may
-        #: still use its memory.
+        #: Set by `lock`: a daemon before did not stop in order, so workers may still use its
+        #: memory.
         self.follows = False
 
     def __enter__(self) -> "Folder":
@@ -77,19 +76,18 @@ class Folder:
         return Folder(self.path, self.descriptor())
 
     def open(self, name: str, flags: int) -> OwnedFd:
-        """Open a file in it, but no link. A new file is for this user alone. Raises: OSError."""
+        """Open a file, but no link. A new file is for this user alone. Raises: OSError."""
         return open_in(self._fd, name, flags)
 
     def descriptor(self) -> OwnedFd:
-        """Return a new descriptor of the folder, which the caller owns. Raises: OSError."""
+        """The caller owns the descriptor. Raises: OSError."""
         return OwnedFd(os.dup(self._fd.fileno()))
 
     def stat(self) -> os.stat_result:
         return os.fstat(self._fd.fileno())
 
     def holder(self) -> int | None:
-        """Return the id of the last process that claimed it, by its own word; None if there is
-        none."""
+        """Return the process id that the last daemon wrote into the lock; None if there is none."""
         try:
             with self.open(LOCK, os.O_RDONLY | os.O_NONBLOCK) as lock:
                 return int(os.read(lock.fileno(), _LOCK_MAX_BYTES))
@@ -106,8 +104,8 @@ class Folder:
         return found
 
     def lock(self) -> None:
-        """Lock it until it is closed, and remove sockets that a dead daemon left. Raises: OSError;
-        RuntimeDirError if another daemon has it."""
+        """Lock the folder until `close`, and remove sockets that a dead daemon left. Raises:
+        OSError; RuntimeDirError if another daemon holds the lock."""
         lock = _open_lock(self)
         try:
             if (left := _left_locked(lock)) is not None:
@@ -130,8 +128,7 @@ class Folder:
         self._lock = lock
 
     def leave_locked(self) -> None:
-        """Leave the lock to the program that replaces this one in this process: its `lock` finds
-        it."""
+        """Let the program that replaces this one by exec take over the lock, in its `lock`."""
         assert self._lock is not None
         os.set_inheritable(self._lock.fileno(), True)
 
@@ -142,10 +139,8 @@ class Folder:
 
 
 def find(path: Path) -> Folder:
-    """Open the folder of a daemon, for a client.
-
-    Raises: Untrusted if another user could be behind it; OSError if it does not exist.
-    """
+    """Open the folder of a daemon, for a client. Raises: Untrusted if another user could be behind
+    it; OSError if it does not exist."""
     with ExitStack() as undo:
         folder = undo.enter_context(Folder(path, open_folder(path)))
         check_folder(folder._fd, path)
@@ -154,8 +149,7 @@ def find(path: Path) -> Folder:
 
 
 def claim(path: Path) -> Folder:
-    """Make the folder with mode 0700, and lock it until it is closed; remove sockets of a dead
-    daemon.
+    """Make the folder with mode 0700, and lock it as `Folder.lock` does.
 
     An existing folder is not changed. It must be private to this user, and empty or swapd's.
     Raises: RuntimeDirError.
@@ -173,7 +167,7 @@ def claim(path: Path) -> Folder:
 
 
 def problem_with(folder: Folder) -> Problem | None:
-    """Return why no daemon of this user may claim the folder; None if one may. Raises: OSError."""
+    """Return why no daemon of this user may claim the folder. Raises: OSError."""
     path, found = folder.path, folder.stat()
     if found.st_uid != os.getuid():
         return Problem(f"{path} belongs to user {found.st_uid}", ELSEWHERE)
@@ -219,7 +213,7 @@ def _open_lock(folder: Folder) -> OwnedFd:
 
 
 def _left_locked(lock: OwnedFd) -> OwnedFd | None:
-    """Return the descriptor with the lock of this file that this process's former program left."""
+    """Return the descriptor that `leave_locked` left to this program, if any."""
     for fd in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # such as the listing's own descriptor, now closed
             if os.path.sameopenfile(fd, lock.fileno()) and os.get_inheritable(fd):
@@ -252,8 +246,7 @@ class Untrusted(OSError):
 def open_folder(path: Path, *, make: bool = False) -> OwnedFd:
     """Open a folder to search and to open files in (`O_PATH`). The caller checks its owner.
 
-    `make`: make missing folders, the last one for this user alone. Raises: Untrusted, and OSError
-    as opening would.
+    `make`: make missing folders, the last one for this user alone. Raises: Untrusted; OSError.
     """
     return _walked(path.absolute(), make=make, lenient=False)
 
@@ -263,8 +256,8 @@ def check_folder(
 ) -> bool:
     """Raise Untrusted if another user can add or remove files of this folder.
 
-    If the folder is only `passed` on the way to another, others may, as long as they cannot replace
-    that one: in a sticky folder, or if `lenient` in any. Returns whether others may.
+    If it is only `passed` on the way to another, others may, as long as they cannot replace that
+    one: in a sticky folder, or if `lenient` in any. Returns whether others may.
     """
     if passed and path == Path("/"):
         return False  # its owner controls the system anyway
@@ -278,7 +271,7 @@ def check_folder(
 
 
 def open_in(folder: OwnedFd, name: str, flags: int) -> OwnedFd:
-    """Open a file in a folder; refuse a link. Raises: OSError."""
+    """Open a file; refuse a link. Raises: OSError."""
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     return OwnedFd(os.open(name, flags, 0o600, dir_fd=folder.fileno()))
 
@@ -288,7 +281,7 @@ def open_named(path: Path, flags: int, *, links: int = 0) -> OwnedFd:
 
     In such a folder, each part of the path and the file itself must belong to root or this user and
     be no link, and a file must have only one name. `links`: number followed so far. Raises:
-    Untrusted, and OSError as opening would.
+    Untrusted; OSError.
     """
     path = path.absolute()
     name = path.name or "."
@@ -387,7 +380,6 @@ def _check_owner(found: os.stat_result, path: Path) -> None:
 
 
 def _check_apart(found: os.stat_result, path: Path, *, is_file: bool = False) -> None:
-    """Check a file in a folder that others may write to."""
     if stat.S_ISLNK(found.st_mode):
         raise Untrusted(path, "is a link in a folder that other users can write to")
     if found.st_uid not in (0, os.getuid()):

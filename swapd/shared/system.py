@@ -1,6 +1,6 @@
 """Services of the operating system: processes, systemd's notifications, threads and limits.
 
-A daemon starts all its threads when it starts, because a later start may fail without a fallback.
+A daemon starts all its threads at its own start, because a later start of a thread may fail.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ log = logging.getLogger("swapd.shared.system")
 def open_pidfd(pid: int) -> OwnedFd | None:
     """Return a descriptor that is readable once the process has ended; None if it has already.
 
-    Ended means: all its threads are gone, and its files closed. Raises: OSError if no descriptor is
-    left.
+    A process has ended when all its threads are gone and its files closed. Raises: OSError if no
+    descriptor is left.
     """
     try:
         fd = OwnedFd(os.pidfd_open(pid))
@@ -59,8 +59,7 @@ def has_ended(pid: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs, for status only: it may be ending. True if the system does not
-    say."""
+    """Return whether a process runs, for status only: it may be ending. True if unknown."""
     return not has_ended(pid) and _has_memory(pid)
 
 
@@ -133,7 +132,7 @@ OF_THREADS = (
 
 
 class LimitError(UserError):
-    """The system grants too little to serve. The message names the limit to raise."""
+    """The message names the limit to raise."""
 
 
 def raise_open_files() -> None:
@@ -148,7 +147,7 @@ def raise_open_files() -> None:
 
 
 class Threads(ThreadPoolExecutor):
-    """Threads that all run from the start, and whose work a loop can await."""
+    """Threads that all run from the start."""
 
     def __init__(self, threads: int, name: str) -> None:
         """Raises: LimitError."""
@@ -163,8 +162,8 @@ class Threads(ThreadPoolExecutor):
             raise no_thread(name) from exc
 
     async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a call in one of the threads; return its result. Cancelling this drops a call that
-        has not begun; a running call goes on."""
+        """Run a call in one of the threads. Cancelling drops a call that has not begun; a running
+        one goes on."""
         return await asyncio.wrap_future(self.submit(call, *args, **kwargs))
 
 
@@ -176,7 +175,7 @@ def process_lock() -> Any:
 
 
 def start(thread: threading.Thread) -> None:
-    """Start `thread`. Raises: LimitError."""
+    """Raises: LimitError."""
     try:
         thread.start()
     except (RuntimeError, MemoryError) as exc:
@@ -185,7 +184,7 @@ def start(thread: threading.Thread) -> None:
 
 @contextmanager
 def repeated(look: Callable[[], object], pause_s: Callable[[], float]) -> Iterator[None]:
-    """Have a thread call `look` while the block runs, each time after a pause."""
+    """Have a thread call `look` after each pause while the block runs."""
     over = threading.Event()
 
     def run() -> None:

@@ -1,19 +1,19 @@
-"""Makes the text of other processes harmless for readers.
+"""Makes text of other processes harmless to show.
 
-Names of processes and files and texts of exceptions are escaped, so that no escape sequence, line
-break, control character or mark for text direction reaches a terminal, a log or an exception. On
-the wire, the core's `requests.py` refuses such text.
+Names of processes and files and texts of exceptions are escaped: no escape sequence, line break,
+control character or mark for text direction may reach a terminal, a log or an exception. On the
+wire, the core's `requests.py` refuses such text.
 """
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-#: Longest text of one field of a message: a name, a label, a hash.
+#: Longest text of one field of a message.
 TEXT_MAX_CHARS = 200
 
 
 def problem_with_text(what: str, text: str) -> str | None:
-    """Return why `text` may not cross the wire as `what`, for its sender; None if it may."""
+    """Return why no message may have `text` as its `what`, for the sender; None if one may."""
     if len(text) > TEXT_MAX_CHARS:
         return f"{what} has {len(text)} characters; at most {TEXT_MAX_CHARS}"
     if not text.isprintable():
@@ -22,14 +22,14 @@ def problem_with_text(what: str, text: str) -> str | None:
 
 
 def plain(text: str) -> str:
-    r"""Return `text` in one line that is safe to show, with escapes like \x1b."""
+    r"""Return one line that is safe to show, with escapes like \x1b."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def meant(name: str, names: Iterable[str], otherwise: str = "there are") -> str:
-    """Return a hint for an unknown name: the nearest of `names`, else all of them."""
+    """Return a hint for an unknown name: the nearest of `names`, else all."""
     near = get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(names)}"
 
@@ -39,7 +39,7 @@ def counted(number: int, what: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Return the text of an error, in one line that is short and safe to show."""
+    """Return the text of an error in one short line, safe to show."""
     said = plain(str(error))
     return said if len(said) <= 2 * TEXT_MAX_CHARS else f"{said[: 2 * TEXT_MAX_CHARS]}..."
 

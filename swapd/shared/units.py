@@ -37,8 +37,8 @@ _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNOREC
 class Size(int):
     """Bytes that `size` prints as they were typed.
 
-    Arithmetic gives a plain `int`. msgspec encodes no subclass of `int`: convert it with `int(...)`
-    for a message.
+    Arithmetic gives a plain `int`. msgspec encodes no subclass of `int`: pass `int(...)` to a
+    message.
     """
 
     text: str
@@ -50,7 +50,6 @@ class Size(int):
 
 
 def typed_size(text: str) -> Size:
-    """Like `parse_size`, but the result prints as it was typed."""
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write it like 40GiB, 512MiB or 12GB")
@@ -62,13 +61,12 @@ def typed_size(text: str) -> Size:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes in `text`: "1GiB" is 1073741824, "12GB" is 12000000000, "4096" is 4096."""
+    """Return bytes: "1GiB" is 1073741824, "12GB" is 12000000000, "4096" is 4096."""
     return int(typed_size(text))
 
 
 def parse_span(text: str) -> float:
-    """Return the seconds in `text`: "50ms", "10m" (minutes), "1.5h", "7d"; a bare number is
-    seconds."""
+    """Return seconds, from "50ms", "10m" (minutes), "1.5h" or "7d"; a bare number is seconds."""
     match = _SPAN.fullmatch(text)
     if match is None or len(match[1]) > _DIGITS_MAX:
         raise ValueError(
@@ -78,7 +76,7 @@ def parse_span(text: str) -> float:
 
 
 def parse_rate(text: str) -> float:
-    """Return the bytes per second in `text`, as in 12GB/s."""
+    """Return bytes per second, from "12GB/s"."""
     number, slash, unit = text.partition("/")
     if slash and unit.strip() != "s":
         raise ValueError(f"{text!r} is not a rate; write it like 12GB/s")
@@ -89,7 +87,7 @@ def parse_rate(text: str) -> float:
 
 
 def size(nbytes: float) -> str:
-    """Return `nbytes` for people, in binary units: 1.5 GiB, 256 MiB. A `Size` prints as typed."""
+    """Return bytes for people, in binary units: 1.5 GiB, 256 MiB. A `Size` prints as typed."""
     return nbytes.text if isinstance(nbytes, Size) else _binary(nbytes)
 
 
@@ -125,8 +123,8 @@ class _Loaded(Protocol):
 
 
 def measured_loads(components: Iterable[_Loaded]) -> tuple[float, int] | None:
-    """Return the mean bytes per second of each component's last load, and their number; None if
-    there was none. Scratch does not count, as it may have been loaded in part."""
+    """Return the mean bytes per second of each component's last load, and how many had one; None if
+    none had. Scratch does not count, as it may have been loaded in part."""
     loaded = [c for c in components if c.kind == "component" and c.nbytes and c.copy_s]
     took_s = sum(c.copy_s or 0.0 for c in loaded)
     return (sum(c.nbytes for c in loaded) / took_s, len(loaded)) if loaded else None
@@ -141,5 +139,5 @@ def rate(bytes_per_s: float) -> str:
 
 
 def _digits(value: float, digits: int) -> str:
-    """Never use an exponent, as `g` alone does: 1234 days are 1234 days."""
+    """Use no exponent, as `g` alone would for 1234 days."""
     return f"{value:.0f}" if value >= 10**digits - 0.5 else f"{value:.{digits}g}"

@@ -1,7 +1,6 @@
-"""Address space by hand: reserve, map, shelve, copy. Linux, ctypes, no policy.
+"""Address space: reserve, map, shelve, copy. Linux, ctypes, no policy.
 
-Addresses and lengths are multiples of the page size. All calls go to the kernel, block briefly, and
-raise OSError.
+Addresses and lengths are multiples of the page size. All calls block briefly, and raise OSError.
 
 Shelving makes a swap cheap: mremap moves the page tables of 256 MiB aside in 0.1 ms and back in
 0.04 ms, and no page faults afterwards. Unmapping these 4 KiB pages, or mprotect, would cost 4 ms,
@@ -68,9 +67,9 @@ def round_up(nbytes: int, unit: int = PAGE_BYTES) -> int:
 
 
 def reserve(nbytes: int) -> int:
-    """Reserve a range of addresses that nothing else uses; any access faults.
+    """Reserve addresses, aligned for shelving. Any access faults. `free` ends the reservation.
 
-    It is aligned for shelving, and not in forked children or core dumps. Free it with `free`.
+    The range is in no forked child or core dump.
     """
     start = _mmap(None, nbytes + _ALIGN_BYTES, PROT_NONE, _ANON, -1, 0)
     address = round_up(start, _ALIGN_BYTES)
@@ -99,7 +98,7 @@ def _free_in(process: int, address: int, nbytes: int) -> None:
 
 
 def map_shared(fd: int, offset: int, nbytes: int, *, writable: bool, at: int | None = None) -> int:
-    """Map `nbytes` of `fd`; `at` replaces a mapping. Not in forked children or core dumps."""
+    """Map a part of `fd`; `at` replaces a mapping. The range is in no forked child or core dump."""
     prot = PROT_READ | PROT_WRITE if writable else PROT_READ
     flags = _MAP_SHARED | (_MAP_FIXED if at is not None else 0)
     address = _mmap(at, nbytes, prot, flags, fd, offset)
@@ -108,8 +107,8 @@ def map_shared(fd: int, offset: int, nbytes: int, *, writable: bool, at: int | N
 
 
 def map_private(fd: int, nbytes: int, *, at: int) -> None:
-    """Replace the mapping at `at` by a private, writable copy-on-write view of `fd`. Not in core
-    dumps."""
+    """Replace the mapping at `at` by a private, writable copy-on-write view of `fd`, which is in no
+    core dump."""
     _mmap(at, nbytes, PROT_READ | PROT_WRITE, _MAP_PRIVATE | _MAP_FIXED, fd, 0)
     leave_out_of_cores(at, nbytes)
 
@@ -126,10 +125,8 @@ def leave_out_of_cores(address: int, nbytes: int) -> None:
 
 
 def revoke(address: int, nbytes: int) -> None:
-    """Replace a mapping by a reservation: any access faults.
-
-    If the process may have no more mappings, this one stays, and any access faults all the same.
-    """
+    """Replace a mapping by a reservation: any access faults. If the process may have no more
+    mappings, this one stays, and any access faults all the same."""
     try:
         _mmap(address, nbytes, PROT_NONE, _ANON | _MAP_FIXED, -1, 0)
     except OSError:
@@ -138,7 +135,6 @@ def revoke(address: int, nbytes: int) -> None:
 
 
 def protect_none(address: int, nbytes: int) -> None:
-    """Make any access fault from now on; the range stays mapped."""
     _check(_libc.mprotect(address, nbytes, PROT_NONE))
 
 
@@ -184,8 +180,8 @@ def punch(fd: int, offset: int, nbytes: int) -> None:
     _check(_libc.fallocate(fd, _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE, offset, nbytes))
 
 
-#: unmap(address, nbytes): as `free`, but returns whether it failed. A call of this C function runs
-#: no signal handler first, as one of a Python function would.
+#: unmap(address, nbytes): as `free`, but returns whether it failed. No signal handler runs before a
+#: call of this C function, as it may before one of Python.
 unmap = _libc.munmap
 #: copy(target, source, nbytes): memmove without the GIL.
 copy = ctypes.memmove
@@ -204,11 +200,8 @@ def write(fd: int, offset: int, source: int, nbytes: int) -> None:
 
 
 def has_bytes(fd: int, offset: int, source: int, nbytes: int) -> bool:
-    """Return whether a file has these bytes of memory at `offset`. Maps nothing, as the file may be
-    sealed.
-
-    Raises: OSError; EOFError if the file ends before.
-    """
+    """Return whether a file has these bytes of memory at `offset`, without mapping it, as it may be
+    sealed. Raises: OSError; EOFError if the file ends before."""
     buffer = (ctypes.c_ubyte * min(nbytes, _COMPARE_BYTES))()
     view = memoryview(buffer)
     while nbytes:
@@ -227,7 +220,7 @@ def zero(address: int, nbytes: int) -> None:
 
 
 def differ(one: int, other: int, nbytes: int) -> bool:
-    """Return whether two ranges of memory have different bytes. Releases the GIL."""
+    """Releases the GIL."""
     return bool(_libc.memcmp(one, other, nbytes))
 
 
@@ -250,7 +243,7 @@ def is_unwritten(address: int, nbytes: int) -> bool:
 
 
 def view(address: int, nbytes: int) -> memoryview:
-    """Return the bytes at `address` as a writable buffer. It does not keep them mapped."""
+    """Return a writable buffer. It does not keep the memory mapped."""
     array = (ctypes.c_ubyte * nbytes).from_address(address)
     return memoryview(array).cast("B")
 
