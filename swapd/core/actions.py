@@ -1,11 +1,9 @@
 """The actions that the core orders or records. Data only.
 
-MakeHostCopy, SealHostCopy, CopyIn, CopyOut, Lend and Reclaim are slow: the caller answers each with
-exactly one event. SendRevoke with `ack` is answered by RevokeAck or ends in Fence, and Fence by
-SessionGone.
-
-Foresee, Foreseen, Lost, Waiting and Evicted order nothing; they are for the swap log. On Evicted,
-the daemon also tells a worker that its bytes are in the host copy.
+The caller answers each slow one (MakeHostCopy, SealHostCopy, CopyIn, CopyOut, Lend, Reclaim) with
+exactly one event. SendRevoke with `ack` ends in RevokeAck or Fence, and Fence in SessionGone.
+Foresee, Foreseen, Lost, Waiting and Evicted are for the swap log; on Evicted, the daemon also tells
+a worker that its bytes are in the host copy.
 """
 
 from typing import Literal
@@ -27,13 +25,13 @@ Reason = Literal[
 ]
 
 
-#: What came of a load ahead. At the acquire, the component was in or coming, or there had been no
-#: room for it. Or before any acquire, it left in vain, or its session took the prediction back.
+#: At the acquire, a component loaded ahead was in, or coming, or had found no room. Or before any
+#: acquire, it left (in vain), or its session took the prediction back.
 Outcome = Literal["in", "coming", "no_room", "in_vain", "taken_back"]
 
 
-#: Rank of a load, the most urgent first: 0 for an acquire, 1 for a prefetch, 2 for nobody; then the
-#: `order` of the waiter or the generation.
+#: Rank of a load, the smallest first: (0, *order of the waiter) for an acquire, (1, 0, generation)
+#: for a prefetch, (2, 0, generation) if nobody waits.
 Urgency = tuple[int, ...]
 
 
@@ -70,14 +68,14 @@ class KeepHostCopy(Action, frozen=True, tag="keep_host_copy"):
 
 
 class DropHostCopy(Action, frozen=True, tag="drop_host_copy"):
-    """Drop a host copy that no component and no copy uses any more."""
+    """No component and no copy uses the host copy any more."""
 
     uid: int
     name: str
 
 
 class CopyIn(Action, frozen=True, tag="copy_in"):
-    """Load a component. `in_use`: chunks of the device in use from now on, for the record."""
+    """`in_use`: chunks of the device in use from now on, for the record."""
 
     uid: int
     name: str
@@ -98,7 +96,7 @@ class Hasten(Action, frozen=True, tag="hasten"):
 
 
 class StopCopy(Action, frozen=True, tag="stop_copy"):
-    """End a load that nobody waits for. CopyStopped answers, unless the load has ended by then."""
+    """End a load that nobody waits for. CopyStopped answers, unless the load ends before."""
 
     name: str
     generation: int
@@ -124,7 +122,7 @@ class Lend(Action, frozen=True, tag="lend"):
 
 
 class Reclaim(Action, frozen=True, tag="reclaim"):
-    """Take the memory of these chunks back, however long its user takes to let go of it."""
+    """Take the memory of these chunks back, however long its user keeps it."""
 
     name: str
     generation: int
@@ -155,7 +153,7 @@ class SendHurry(Action, frozen=True, tag="hurry"):
 
 
 class Accept(Action, frozen=True, tag="accept"):
-    """Answer a request other than an acquire, which succeeded."""
+    """A request other than an acquire succeeded."""
 
     session: int
     request: int
@@ -173,7 +171,8 @@ class Grant(Action, frozen=True, tag="grant"):
 
 
 class Refuse(Action, frozen=True, tag="refuse"):
-    """Refuse a request. `tried`: nothing is wrong, but it could not be granted at once."""
+    """`tried`: nothing is wrong, but the request could not be granted at once and would not
+    wait."""
 
     session: int
     request: int
@@ -209,7 +208,7 @@ class Waiting(Action, frozen=True, tag="waiting"):
 
 
 class Evict(Action, frozen=True, tag="evict"):
-    """Take a component off the device. Evicted follows when it has left."""
+    """Begin an eviction. Evicted follows when the component has left the device."""
 
     name: str
     generation: int
@@ -243,7 +242,7 @@ class Foreseen(Action, frozen=True, tag="foreseen"):
     name: str
     after: str
     outcome: Outcome
-    #: Seconds of the load before it was asked for.
+    #: Seconds of the load that were over when the component was asked for.
     saved_s: float = 0.0
 
 

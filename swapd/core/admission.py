@@ -1,9 +1,6 @@
 """The life of an acquire: parked while a name is not registered, queued while it needs memory,
-admitted when its components are resident or loading and promised to it, then granted.
-
-It may be refused in each state. `eviction.py` says whether there is room, `planner.py` whose turn
-it is.
-"""
+admitted when its components are resident or loading and promised to it, then granted; or refused,
+in each state. `eviction.py` says whether there is room, `planner.py` whose turn it is."""
 
 from itertools import islice
 from operator import attrgetter
@@ -113,14 +110,14 @@ def _ask(ledger: Ledger, w: Waiter, missing: list[str]) -> None:
 def unpark(ledger: Ledger, c: Component) -> None:
     for w in ledger.queue.awaiting(c.name, c.side):
         w.names = ledger.expand(w.asked)
-        # an earlier one of these may have had it refused
+        # admitting an earlier one may have had this one refused
         if w.parked and all(ledger.may_be_acquired(n) for n in w.names):
             ledger.queue.leave(w)
             _enter(ledger, w)
 
 
 def _enter(ledger: Ledger, w: Waiter) -> None:
-    """Grant, share a load, queue, or refuse for good. All names are registered."""
+    """All names are registered."""
     asked = ledger.named(w.names)
     if ledger.predicted:
         prefetch.note_asked(ledger, asked)
@@ -153,7 +150,7 @@ def _push(ledger: Ledger, w: Waiter, asked: list[Component]) -> None:
 
 
 def _have_it_wait(ledger: Ledger, w: Waiter, asked: list[Component]) -> None:
-    """Decide anew if it may matter that `w` is queued; otherwise record that `w` waits."""
+    """Decide again if the new waiter may change a decision; otherwise record that it waits."""
     queue = ledger.queue
     if w.owner in ledger.holders.by_agent:
         queue.push_holding(w)
@@ -169,7 +166,7 @@ def _have_it_wait(ledger: Ledger, w: Waiter, asked: list[Component]) -> None:
 
 
 def _spend(ledger: Ledger, w: Waiter) -> int:
-    """End the leases that `w` spares, as memory is needed; return the chunks freed."""
+    """End the leases in `w.spare`; return the chunks freed."""
     free = ledger.pool.free
     spared, w.spare = w.spare, ()
     for spare in spared:
@@ -193,7 +190,7 @@ def share(ledger: Ledger, c: Component) -> None:
     for key in list(c.waiting):
         w = ledger.queue.get(key)
         if w is None or not w.queued:
-            continue  # an earlier admission has led to its own
+            continue  # admitted along with an earlier one
         asked = ledger.named(w.names)
         if sharing.may_share(ledger, w, asked):
             admit(ledger, w)
@@ -206,7 +203,7 @@ def share(ledger: Ledger, c: Component) -> None:
 
 
 def share_with_one(ledger: Ledger, c: Component) -> None:
-    """Admit one waiter for `c`, as its holders may need that to go on."""
+    """Admit one waiter for `c`: its holders may wait for that one, which the daemon cannot see."""
     for key in list(c.waiting):
         w = ledger.queue.get(key)
         if w is not None and sharing.may_share(ledger, w, ledger.named(w.names)):
@@ -215,16 +212,13 @@ def share_with_one(ledger: Ledger, c: Component) -> None:
 
 
 def hold_back(ledger: Ledger, c: Component) -> None:
-    """Note that a waiter for `c` may share it later."""
     ledger.replan |= ledger.closed_from is None or c.name not in ledger.held_back
     ledger.held_back[c.name] = None
 
 
 def admit(ledger: Ledger, w: Waiter) -> None:
-    """Promise `w` all its components, and start the loads.
-
-    An early acquire does not wait for loads of its own session: its worker watches them arrive.
-    """
+    """Promise `w` all its components, and start the loads. An early acquire does not wait for loads
+    of its own session, whose worker watches them arrive."""
     _leave_queue(ledger, w)
     ledger.queue.admitted(w, ledger.now)
     if ledger.now >= w.arrived + ledger.queue.patience_s:
@@ -310,7 +304,7 @@ def refuse_as(ledger: Ledger, w: Waiter, found: Refusal) -> None:
 
 
 def forget(ledger: Ledger, w: Waiter) -> None:
-    """Forget a waiter; what was promised to it becomes idle."""
+    """What was promised to the waiter becomes idle."""
     _leave_queue(ledger, w)
     ledger.queue.forget(w)
     if session := ledger.sessions.get(w.session):
@@ -369,7 +363,6 @@ def _leave_queue(ledger: Ledger, w: Waiter) -> None:
 
 
 def _drop_done_with(ledger: Ledger, w: Waiter) -> None:
-    """Have components leave that stayed only for `w`."""
     for name in w.names:
         c = ledger.components.get(name)
         if c is not None and name in ledger.idle:
@@ -377,11 +370,9 @@ def _drop_done_with(ledger: Ledger, w: Waiter) -> None:
 
 
 def refuse_deadlocked(ledger: Ledger) -> None:
-    """Refuse waiters, newest first, until all agents that hold and wait can finish.
-
-    A waiter for new bytes whose session holds the old ones gets those instead: without the update
-    it would not wait.
-    """
+    """Refuse waiters, newest first, until all agents that hold and wait can finish. A waiter for
+    new bytes whose session holds the old ones gets these instead: without the update it would not
+    wait."""
     while stuck := deadlock.deadlocked(ledger):
         if w := deadlock.that_could_take_old(ledger, stuck):
             ledger.queue.take_old(w)

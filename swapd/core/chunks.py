@@ -1,7 +1,5 @@
-"""The free chunks of the arena, by number. Pure.
-
-Chunks are handed out as runs of neighbours, which need one copy and one mapping each.
-"""
+"""The free chunks of the arena, by number, in runs of neighbours: each needs one copy and one
+mapping. Pure."""
 
 from bisect import bisect_left, bisect_right, insort
 
@@ -13,7 +11,7 @@ def count(runs: Runs) -> int:
 
 
 def without(runs: Runs, gone: Runs) -> Runs:
-    """Return `runs` without the chunks in `gone`, neighbours merged."""
+    """Neighbours are merged."""
     numbers = {i for first, n in gone for i in range(first, first + n)}
     left: list[tuple[int, int]] = []
     for i in (i for first, n in runs for i in range(first, first + n) if i not in numbers):
@@ -34,18 +32,15 @@ class ChunkPool:
         #: The same as (length, -first chunk), sorted: of equal lengths, the first in memory is
         #: last.
         self._by_length: list[tuple[int, int]] = [(total, 0)] if total else []
-        #: Takers of these chunks beside the first.
+        #: Chunks that several have taken: the number of takers beside the first.
         self.shared: dict[Runs, int] = {}
 
     def __repr__(self) -> str:
         return f"<ChunkPool {self.free}/{self.total} free in {len(self._starts)} runs>"
 
     def take(self, need: int, prefer: Runs = ()) -> Runs:
-        """Take the chunks of `prefer` if they are all free, else the smallest run that is enough,
-        else the largest runs.
-
-        A worker whose component returns to the same chunks keeps its page tables.
-        """
+        """Take the chunks of `prefer` if all are free (so that a worker whose component returns
+        keeps its page tables), else the smallest run that is enough, else the largest runs."""
         if need > self.free:
             raise ValueError(f"{need} chunks asked, {self.free} free")
         if prefer and count(prefer) == need and all(self._is_free(*run) for run in prefer):

@@ -4,8 +4,8 @@ The core does not trust the name of a content: before a client commits, it compa
 with its own files, in 0.6 to 0.75 of the time of filling (files in the page cache). So the daemon
 reads no files, and no slow disk delays it.
 
-A client may call its name *certain*: no other bytes ever have it. A host copy committed under such
-a name, and each that shares it, is *vouched for*. It may be kept without a component
+A name is *certain* if its client says that no other bytes ever have it. A host copy committed under
+it, and each that shares it, is *vouched for*: it may be kept without a component
 (`Rules.keep_host`), and needs no comparison.
 """
 
@@ -28,11 +28,11 @@ class _Content:
         #: The host copy that is being filled for all, and its session.
         self.filling: int | None = None
         self.filler = 0
-        #: Host copies that have the bytes or share them; whether each is vouched for. `origins`:
-        #: the host copy that was filled with the bytes of each.
+        #: Host copies that have or share the bytes: whether each is vouched for. `origins`: the
+        #: host copy whose worker filled in these bytes.
         self.filled: dict[int, bool] = {}
         self.origins: dict[int, int] = {}
-        #: Waiting host copies, with their sessions.
+        #: Host copies that wait for the bytes, with their sessions.
         self.waiting: dict[int, int] = {}
         #: All host copies of this content, also those that fill their own; whether the name of each
         #: is certain.
@@ -58,24 +58,22 @@ class Contents:
         return self._until.next()
 
     def is_last(self, uid: int) -> bool:
-        """Return whether it is the only host copy of its content that is vouched for."""
+        """Return whether no other host copy of its content is vouched for, but this one is."""
         content = self._content_of(uid)
         return content is not None and [u for u, sure in content.filled.items() if sure] == [uid]
 
     def origin(self, uid: int) -> int:
-        """Return the host copy that was filled with the bytes of `uid`, for it and its sharers; 0
-        if it has no content. A name alone does not make two host copies the same."""
+        """Return the host copy that was filled with the bytes of `uid`; 0 if it has no content. The
+        name of a content alone does not make two host copies the same."""
         content = self._content_of(uid)
         return content.origins.get(uid, 0) if content is not None else 0
 
     def ask(
         self, uid: int, session: int, key: Hashable, until: float, *, certain: bool = False
     ) -> DueHostCopy | None:
-        """Ask for the bytes of `key`; None: the host copy waits, at most until `until`.
-
-        A session never waits for one that waits for it: two sessions that load the same components
-        in different orders would block each other.
-        """
+        """Ask for the bytes of `key`; None: the host copy waits, at most until `until`. A session
+        never waits for one that waits for it: two that load the same components in different orders
+        would block each other."""
         content = self._contents.setdefault(key, _Content())
         content.asked[uid] = certain
         self._of[uid] = key
@@ -91,7 +89,7 @@ class Contents:
         return None
 
     def sealed(self, uid: int) -> list[DueHostCopy]:
-        """Note that `uid` is filled; return the waiting host copies, which share it."""
+        """Note that `uid` is filled; return those that waited, and share it now."""
         content = self._content_of(uid)
         if content is None:
             return []
@@ -102,7 +100,7 @@ class Contents:
         return [self._share(content, other) for other in list(content.waiting)]
 
     def gone(self, uid: int) -> list[DueHostCopy]:
-        """Note that `uid` is dropped or was never made; return the host copies to fill instead."""
+        """Note that `uid` is dropped or was never made; return those to fill instead."""
         content = self._content_of(uid)
         if content is None:
             return []
@@ -125,7 +123,6 @@ class Contents:
         return all_due
 
     def expired(self, now: float) -> list[DueHostCopy]:
-        """Return the host copies that waited too long; their workers fill them."""
         return [self._fill(self._contents[self._of[uid]], uid) for uid in self._until.over(now)]
 
     def _waits_for(self, one: int, other: int) -> bool:

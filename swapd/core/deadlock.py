@@ -1,8 +1,8 @@
 """Finds agents that hold leases and wait, and can never be granted or must run first. Pure.
 
-The classic detection for one pool of interchangeable units (Coffman, Elphick, Shoshani 1971), with
-chunks as units: agents that are in no order in which all can finish are deadlocked. An agent that
-holds and does not wait will release in time. `admission.py` and `planner.py` act on the result.
+The classic detection for one pool of interchangeable units (Coffman, Elphick, Shoshani 1971), here
+chunks: agents are deadlocked if in no order all can finish. An agent that holds and does not wait
+will release in time. `admission.py` and `planner.py` act on the result.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -22,12 +22,12 @@ AnyAgent = TypeVar("AnyAgent", bound=Hashable, contravariant=True)
 
 
 class Resources(Protocol[AnyAgent]):
-    """What waiting agents hold. It shrinks as one agent after the other runs."""
+    """What waiting agents hold. It shrinks as the agents run, one after the other."""
 
     def copy(self) -> Self: ...
 
     def can_run(self, agent: AnyAgent) -> bool:
-        """Return whether its request fits beside the remaining holdings."""
+        """Return whether what the agent waits for fits beside what is still held."""
 
     def run(self, agent: AnyAgent) -> None:
         """Release all that the agent holds."""
@@ -49,11 +49,12 @@ def stuck(agents: Iterable[Any], held: Resources[Any]) -> set[Any]:
 def must_run_first(
     agents: Sequence[Any], held: AnyResources, fits: Callable[[AnyResources], bool]
 ) -> set[Any]:
-    """Return the `agents` that must be admitted before a request fits, which `fits` tells.
+    """Return the `agents` that must be admitted before a request `fits`. Agents that can run do so,
+    and release all they hold.
 
-    Agents that can run do so, and release all they hold. The set is minimal: without any of its
-    agents, too little is free. Of several minimal sets, it is the one without the last in `agents`.
-    An agent of the set can run now, unless the request will never fit.
+    The set is minimal: without any of its agents, too little is free. Of several such sets, it is
+    the one without the last in `agents`. One of its agents can run now, unless the request will
+    never fit.
     """
     first: set[Any] = set()
     end = len(agents)
@@ -126,7 +127,6 @@ class _Held:
                 del sides[c.side]
 
     def fits(self, wishes: Iterable[Wish]) -> bool:
-        """Return whether all these can be in together, beside all held components."""
         room, sides, joined = self._room, dict[str, str](), set[Hashable]()
         for c, anew in wishes:
             if anew and self._holders.get(c.name):
@@ -169,8 +169,7 @@ def deadlocked(ledger: Ledger) -> list[Waiter]:
 
 
 def overtakers(ledger: Ledger, head: Waiter) -> list[Waiter]:
-    """Return the waiters to admit before `head`: their agents wait, and hold components that it
-    needs."""
+    """Return the waiters to admit before `head`: their agents hold components that it needs."""
     holding, holders = ledger.queue.holding, ledger.holders.by_agent
     if not holding or _fits_beside_all(ledger, head):
         return []
@@ -194,7 +193,7 @@ def that_could_take_old(ledger: Ledger, waiters: list[Waiter]) -> Waiter | None:
 
 def _rooms(ledger: Ledger, *more: Agent) -> Iterator[int]:
     """Yield lower bounds for the room beside what waiting agents and `more` hold: a quick one, then
-    one in which a component counts once, though thousands of tasks may hold it."""
+    one that counts a component once, though thousands of tasks may hold it."""
     by_agent = ledger.holders.by_agent
     agents = ledger.queue.holding.keys() | set(more)
     held = [by_agent[agent] for agent in agents if agent in by_agent]
@@ -204,7 +203,6 @@ def _rooms(ledger: Ledger, *more: Agent) -> Iterator[int]:
 
 
 def _in_doubt(ledger: Ledger) -> list[Agent]:
-    """Return the agents that hold and wait, except those that can surely run."""
     holding = ledger.queue.holding
     agents = [agent for agent in holding if agent in ledger.holders.by_agent]
     for room in _rooms(ledger):
@@ -215,7 +213,7 @@ def _in_doubt(ledger: Ledger) -> list[Agent]:
 
 
 def _surely_fit(ledger: Ledger, waiters: Iterable[Waiter], room: int) -> bool:
-    """Return whether all these fit in `room`. A quick check, which may wrongly say no."""
+    """A quick check, which may wrongly say no."""
     for w in waiters:
         for c in ledger.named(w.names):
             room -= c.chunks

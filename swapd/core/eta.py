@@ -1,7 +1,8 @@
-"""Estimates when each waiter will be granted, by usual times. Pure; changes nothing.
+"""Estimates when each waiter will be granted, by usual times, when somebody asks. Pure; changes
+nothing.
 
 It plays the queue forward: each waiter, in turn, gets the room that comes free first, and loads
-behind the waiters before it. Computed only when somebody asks.
+behind the waiters before it.
 """
 
 from collections.abc import Iterator
@@ -17,12 +18,12 @@ from swapd.core.records import Component, Waiter
 from swapd.core.states import State
 from swapd.shared.units import seconds
 
-#: Most leased components that one waiter may count on, in the order of giving way.
+#: Most leased components that one waiter may count on, those first that give way first.
 LEASED_MAX = 64
-#: A holder that exceeds this multiple of the usual use, plus the seconds for which a client keeps
-#: an unused lease, may keep it for any time.
+#: A lease may be held for any time once it is late by this multiple of the usual use, and by the
+#: seconds for which a client keeps an unused lease.
 LATE, KEPT_S = 4.0, 1.0
-#: Assume this share of the usual time for a use that should end now: uses vary.
+#: Assume that a use that should be over lasts this share of the usual time: uses vary.
 REST = 1 / 16
 
 
@@ -69,7 +70,7 @@ def eta(ledger: Ledger, w: Waiter, now: float) -> Eta:
 
 
 def etas(ledger: Ledger, now: float, new: Waiter | None = None) -> Iterator[tuple[Waiter, Eta]]:
-    """Yield the first waiters and `new`, in the order of their turns."""
+    """In the order of their turns, without waiters that are far behind."""
     course, queue = _Course(ledger, now), ledger.queue
     first = sorted((w for w in queue if w.admitted), key=attrgetter("order"))
     first += [new] if new is not None and not new.queued else []
@@ -81,11 +82,9 @@ def etas(ledger: Ledger, now: float, new: Waiter | None = None) -> Iterator[tupl
 
 
 def end_of_use(ledger: Ledger, c: Component, now: float) -> Eta:
-    """Return when the leases of `c` end.
-
-    The client may keep a lease between uses, which the daemon does not see. Such a lease comes back
-    at the next end of a use, after its holder has heard that somebody waits.
-    """
+    """Return when the leases of `c` end. One that the client keeps between uses, which the daemon
+    does not see, comes back at the next end of a use after its holder has heard that somebody
+    waits."""
     if not c.hold_s:
         return Eta(inf, f"not known yet: {explain.called(c)} is in use for the first time")
     head = ledger.queue.head(now)
@@ -108,8 +107,6 @@ def _after_use(c: Component, since: Eta) -> Eta:
 
 
 class _Course:
-    """The course of time as one waiter after the other is granted."""
-
     def __init__(self, ledger: Ledger, now: float) -> None:
         self._ledger, self._now = ledger, now
         #: Free chunks that earlier waiters leave at this turn, and leave now; chunks that are
@@ -118,16 +115,17 @@ class _Course:
         self._leaving = ledger.leaving
         #: The turn of the next waiter, and the end of all loads so far.
         self._turn = self._lane = NOW
-        #: Start and end of the gap before the last load, in which no load runs.
+        #: Start and end of the gap before the last load, in which the bus is idle.
         self._gap, self._gap_until = NOW, 0.0
         moving = (m.component for m in ledger.moves.values())
         coming = (c for c in moving if c.state is State.LOADING and not c.workspace)
-        #: Loads under way that are not played yet, in their order.
+        #: Loads under way that are not played yet, the most urgent first.
         self._coming = sorted(coming, key=attrgetter("urgency"))
         self._running = self._coming[0] if self._coming else None
         #: When each played load ends.
         self._ends: dict[str, Eta] = {}
-        #: When holders' uses end; when waiters' uses end; names evicted for waiters, and still out.
+        #: When the uses of holders and of waiters end; names that were evicted for waiters and are
+        #: out.
         self._held: dict[str, Eta] = {}
         self._used: dict[str, Eta] = {}
         self._gone: set[str] = set()
@@ -150,10 +148,8 @@ class _Course:
     # --- room ----------------------------------------------------------------------------
 
     def _room(self, w: Waiter, asked: list[Component], absent: list[Component]) -> Eta:
-        """Return when there is room for the absent components at the turn of `w`.
-
-        A waiter that fits into the free chunks goes before waiters that need more.
-        """
+        """Return when there is room for the absent components at the turn of `w`. A waiter that
+        fits into the free chunks goes before those that need more."""
         turn, short = self._turn if w.queued else NOW, sum([c.chunks for c in absent])
         must = [c for c in (*absent, *self._ledger.rivals(asked)) if self._is_here(c)]
         if not must and short <= min(self._free, self._free_now):
@@ -168,8 +164,7 @@ class _Course:
     def _make(
         self, short: int, w: Waiter, asked: list[Component], must: list[Component]
     ) -> Iterator[Eta]:
-        """Evict `must` and others until `short` chunks are free for `w`; yield when each has
-        left."""
+        """Evict `must`, and others until `short` chunks are free; yield when each has left."""
         use_s = eviction.usual_use_s(asked)
         short -= self._free
         for c in must:
@@ -189,12 +184,11 @@ class _Course:
         return c.on_device and c.name not in self._gone
 
     def _go(self, c: Component) -> int:
-        """Play its eviction; return the chunks that it frees."""
         self._gone.add(c.name)
         return 0 if c.evicting else c.chunks
 
     def _may_go(self, w: Waiter, short: int, use_s: float) -> Iterator[MayGo]:
-        """Yield what may leave for `w`, and when. Yield no more idle components than are needed."""
+        """Yield no more idle components than are needed."""
         if self._leaving:
             yield self._saved(), self._leaving, None
         ledger, but = self._ledger, {*w.names, *self._gone}
@@ -248,7 +242,6 @@ class _Course:
         return there and not eviction.leaves_first(c, w)
 
     def _load(self, c: Component, room: Eta) -> None:
-        """Play the load of `c` after earlier loads, once there is room."""
         begins = max(room, self._gap, key=_first_to_end)
         fits = begins.seconds < self._gap_until
         if not fits:
@@ -273,11 +266,9 @@ class _Course:
         return since.plus(nbytes / rate) if rate else _NO_RATE
 
     def _under_way(self, ends: Eta, since: float) -> Eta:
-        """Return the end of the same copy if it began at `since`."""
         return ends if ends.unknown else Eta(max(ends.seconds - max(self._now - since, 0.0), 0.0))
 
 
 def bytes_in(c: Component) -> int:
-    """Return the bytes of the next load. Scratch that is being saved will load the bytes of that
-    save."""
+    """Return the bytes of the next load. Scratch that is being saved will load what is saved."""
     return c.bytes_back if c.evicting and c.dirty else c.bytes_in

@@ -1,8 +1,8 @@
 """The events that the core handles. Data only.
 
-`now` is the time in seconds of a monotonic clock: the core has none. A generation names the copy
-that begins or ends it. The tag of an event, an action or a request is the `kind` of its record in
-the swap log.
+`now` is in seconds of a monotonic clock, as the core has none. A generation names the copy that
+begins or ends it. The tag of an event, action or request is the `kind` of its record in the swap
+log.
 """
 
 from typing import Literal
@@ -32,11 +32,8 @@ class SessionGone(Event, frozen=True, tag="session_gone"):
 
 class SessionEnds(Event, frozen=True, tag="session_ends"):
     """The lifeline of a large session ended: end at most `most` of its waiters, components and
-    leases.
-
-    The caller repeats this, with other events in between, until `Residency.has_more` is false, and
-    then sends `SessionGone`.
-    """
+    leases. The caller repeats this, with other events in between, until `Residency.has_more` is
+    false, and then sends `SessionGone`."""
 
     session: int
     most: int
@@ -72,7 +69,7 @@ class HostCopySealed(Event, frozen=True, tag="host_copy_sealed"):
 
 
 class HostCopyFailed(Event, frozen=True, tag="host_copy_failed"):
-    """A host copy could not be made or sealed. `short`: memory or descriptors are lacking."""
+    """A host copy could not be made or sealed. `short`: for want of memory or descriptors."""
 
     uid: int
     code: Code
@@ -81,8 +78,8 @@ class HostCopyFailed(Event, frozen=True, tag="host_copy_failed"):
 
 
 class HostCopyFound(Event, frozen=True, tag="host_copy_found"):
-    """An earlier daemon kept this host copy. The event comes before the first session, once for
-    each content; `uid` is negative."""
+    """An earlier daemon kept this host copy. Comes before the first session, once for each content;
+    `uid` is negative."""
 
     uid: int
     name: str
@@ -93,18 +90,16 @@ class HostCopyFound(Event, frozen=True, tag="host_copy_found"):
 
 
 class MemoryMissing(Event, frozen=True, tag="memory_missing"):
-    """Before the first session: these chunks have no memory yet. Workers of the daemon before use
-    it until their leases end."""
+    """Workers of the daemon before use the memory of these chunks until their leases end. Comes
+    before the first session."""
 
     runs: Runs
 
 
 class HostCopiesPinned(Event, frozen=True, tag="host_copies_pinned"):
     """For the record: `nbytes` of `of` bytes of host copies are page-locked, which makes copies
-    fast.
-
-    `took_s`: seconds since the device began this part. `refused`: why it will not lock the rest.
-    """
+    fast. `took_s`: seconds since the device began this part. `refused`: why it will not lock the
+    rest."""
 
     nbytes: int
     of: int
@@ -149,8 +144,7 @@ class Lent(Event, frozen=True, tag="lent"):
 
 
 class Reclaimed(Event, frozen=True, tag="reclaimed"):
-    """The arena has the chunks `runs` of a workspace again, or without `runs` all the remaining
-    ones."""
+    """The arena has the chunks `runs` of a workspace again; without `runs`, all remaining ones."""
 
     generation: int
     runs: Runs = ()
@@ -172,10 +166,8 @@ class DropAck(Event, frozen=True, tag="dropped"):
 
 class Unread(Event, frozen=True, tag="unread"):
     """A session has not read `count` messages; 0: it has read all. Comes when the first must wait,
-    and again whenever the session has read some.
-
-    `error`: why the daemon cannot send them although the session reads.
-    """
+    and whenever the session has read some. `error`: why the daemon cannot send them although it
+    reads."""
 
     session: int
     channel: Literal["lifeline", "replies"]
@@ -184,7 +176,7 @@ class Unread(Event, frozen=True, tag="unread"):
 
 
 class DeviceDown(Event, frozen=True, tag="device_down"):
-    """The device copies, lends and reclaims nothing any more, until a restart of the daemon."""
+    """The device copies, lends and reclaims nothing until a restart of the daemon."""
 
     why: str
 
@@ -194,7 +186,7 @@ class Tick(Event, frozen=True, tag="tick"):
 
 
 class RulesChanged(Event, frozen=True, tag="rules_changed"):
-    """New rules, by the names of `Rules`, also for waiting requests and debts."""
+    """New rules, by the names of `Rules`. They apply to waiting requests and debts, too."""
 
     ack_timeout_s: float
     residency_factor: float

@@ -1,8 +1,8 @@
 """Decides which components leave to make room for a request. Pure; changes nothing.
 
-`never_fits` and `cannot_come_in` find requests that can never be granted. For any other, `room`
-says which components leave for it, or are in its way. `stays_until` and `goes_now` say how long an
-unleased component stays. The planner carries this out; `status.py` and `explain.py` describe it.
+`never_fits` and `cannot_come_in` find requests that can never be granted. For others, `room` says
+which components leave or are in the way; `stays_until` and `goes_now` how long an unleased one
+stays. The planner carries this out; `status.py` and `explain.py` describe it.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -32,8 +32,8 @@ class Refusal(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The request can come in once these have left: rivals of its alternating groups, and
-    victims."""
+    """The request can come in once `rivals` and `victims` have left. Rivals are other members of
+    its alternating groups."""
 
     rivals: list[Component]
     victims: list[Component]
@@ -42,7 +42,7 @@ class Room(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """The request must wait, until its own components have left or until others can."""
+    """The request must wait, for its own components or for others."""
 
     #: Its own components that must leave before they come in anew.
     leaving: list[Component]
@@ -53,7 +53,7 @@ class Blocked(NamedTuple):
 
     @property
     def by_holders(self) -> bool:
-        """Whether it waits for others to give way, not for a step that comes by itself."""
+        """Whether it waits for holders to give way, not for its own components or twins."""
         return not (self.leaving or self.coming)
 
 
@@ -63,8 +63,8 @@ class Blocked(NamedTuple):
 def cannot_come_in(ledger: Ledger, asked: Iterable[Component], w: Waiter | None) -> Refusal | None:
     """Refuse absent components while the device is down. `w` is None for a prefetch.
 
-    A component that is being saved counts as present: the save will fail, and it stays. An updated
-    component is absent, as its new bytes cannot come in.
+    One that is being saved counts as present, as the save will fail; an updated one as absent, as
+    its new bytes cannot come in.
     """
     if not ledger.down:
         return None
@@ -79,7 +79,7 @@ def cannot_come_in(ledger: Ledger, asked: Iterable[Component], w: Waiter | None)
 
 
 def never_fits(ledger: Ledger, asked: list[Component]) -> Refusal | None:
-    """Refuse a request for these that would wait forever."""
+    """Refuse a request that would wait forever."""
     sides = {(c.group, c.side) for c in asked if c.group is not None}
     if len({group for group, _ in sides}) < len(sides):
         return Refusal("conflict", asked)
@@ -181,8 +181,8 @@ def _needed_last_first(
 def _foreseen(
     ledger: Ledger, need: int, idle: list[Component], asked: list[Component]
 ) -> Iterable[Component]:
-    """Return idle components in the order in which they should leave for `asked`: first those ahead
-    of all foreseen ones, then the choice of the foresight."""
+    """Return idle components in the order in which they should leave for `asked`: those before all
+    foreseen ones, then as the foresight chooses."""
     rest: dict[str, list[Component]] = {}
     first = list(takewhile(lambda c: not is_foreseen(c), idle))
     for c in filter(is_foreseen, idle):
@@ -197,8 +197,8 @@ def _foreseen(
 def _used_up_first(
     ledger: Ledger, idle: Iterable[Component], asked: list[Component]
 ) -> Iterable[Component]:
-    """Return `idle` with those parts first that this use of their family is done with: what is
-    loaded to follow the family is needed before them."""
+    """Return `idle` with the parts first that the current use of their family has had already: what
+    is loaded to follow the family is needed before these."""
     parts = {c.side for c in asked if c.part_of}
     acted = [f for f in ledger.predicted.values() if f.acted and f.after in parts]
     if not acted:
@@ -221,7 +221,6 @@ def leaves_first(c: Component, w: Waiter | None) -> bool:
 
 
 def twins_coming(ledger: Ledger, asked: list[Component]) -> list[Component]:
-    """Return the twins that absent components wait for, to join them."""
     if not ledger.alike:
         return []
     absent = (c for c in asked if c.state is State.ABSENT)
@@ -229,10 +228,8 @@ def twins_coming(ledger: Ledger, asked: list[Component]) -> list[Component]:
 
 
 def must_leave_first(c: Component, w: Waiter | None) -> bool:
-    """Return whether `c` has old bytes on the device that `w` may not have.
-
-    An agent that holds `c` may take it again: it could not release otherwise.
-    """
+    """Return whether `c` has old bytes on the device that `w` may not have. An agent that holds `c`
+    may take them again: it could not release otherwise."""
     if not c.superseded or w is None:
         return c.superseded
     if w.takes_old and w.session in c.holders:
@@ -246,7 +243,7 @@ def fits_in(ledger: Ledger, asked: list[Component], chunks: int) -> bool:
 
 
 def may_come_in(ledger: Ledger, asked: list[Component]) -> bool:
-    """Return whether these are out, and may come in without a holder that gives way."""
+    """Return whether all are off the device, and may come in though no holder gives way."""
     return are_out(asked) and missing_chunks(ledger, asked) <= may_free(ledger)
 
 
@@ -268,11 +265,9 @@ def missing_chunks(ledger: Ledger, asked: Iterable[Component]) -> int:
 def _in_the_way(
     ledger: Ledger, w: Waiter, asked: list[Component], short: int, rivals: list[Component]
 ) -> list[Component]:
-    """Return the components that must leave for `asked` and cannot now.
-
-    An idle one among them stays for the waiter. If it could be leased again, two holders that take
-    turns could keep out for ever a waiter that needs both.
-    """
+    """Return the components that must leave for `asked` and cannot now. Idle ones among them stay
+    for the waiter: otherwise two holders that take turns could for ever keep out a waiter that
+    needs both."""
     spare = twins.needed(ledger, asked)
     spare.update([r.name for r in rivals])
     others = chain(ledger.idle, _leased_beside(ledger, w.owner), _promised(ledger))
@@ -298,21 +293,20 @@ def _promised(ledger: Ledger) -> Iterable[Component]:
 # --- how long a component stays ---------------------------------------------------------
 
 
-#: A component whose owner comes back within this share of its swap-in time is busy: an eviction
+#: A component is busy if its owner comes back within this share of its swap-in time: an eviction
 #: between two uses would cost more than it gives.
 BUSY_SHARE = 0.25
-#: So is one whose owner comes back within this share of the usual use of what would come in: the
-#: owner's next use would wait for all of that use.
+#: Or within this share of the usual use of what would come in: the owner's next use would wait for
+#: all of that use.
 BUSY_SHARE_OF_USE = 0.125
 
 
 def goes_now(c: Component, *, down: bool, joined: bool) -> Reason | None:
-    """Return why an unleased component leaves on its own, or None if it stays.
+    """Return why an unleased component leaves on its own; None if it stays.
 
-    An unregistered or updated component always leaves, and one that is `joined` with a twin, which
-    keeps the bytes in. A `sequential` one leaves after its use, and a part when its family no
-    longer keeps it, unless a request waits for it, or the device is `down` and it could not come
-    back.
+    An unregistered or updated one leaves, and one that is `joined` with a twin, which keeps the
+    bytes in. A `sequential` one leaves after its use, and a part when its family no longer keeps
+    it, unless a request waits for it, or the device is `down` and it could not come back.
     """
     if c.unregistering:
         return "unregister"
@@ -328,11 +322,9 @@ def goes_now(c: Component, *, down: bool, joined: bool) -> Reason | None:
 
 
 def may_go_for(expected: Component, c: Component, over: Collection[str] | None) -> bool:
-    """Return whether idle `c` may be evicted to load `expected` ahead of its acquire.
-
-    Only components in `over` may; None: any. Another expected component may not, as the two would
-    push each other out; nor may a part of the same family, which is needed too.
-    """
+    """Return whether idle `c` may be evicted to load `expected` ahead of its acquire: only if it is
+    in `over` (None: any). Not another expected component, as the two would push each other out, nor
+    a part of the same family, which is needed too."""
     if c.expected or (c.part_of and c.part_of == expected.part_of):
         return False
     return over is None or c.name in over or c.part_of in over
@@ -346,9 +338,9 @@ def quantum_s(ledger: Ledger, c: Component, priority: int, use_s: float) -> floa
     """Return the minimum residency of `c`, in seconds, against an acquire of this `priority` whose
     components are used for `use_s`.
 
-    It is a multiple of the swap-in time, or the other's usual use less a multiple of the owner's
-    pause, if that is longer. It is bounded, so that no waiter starves, and 0 against a priority
-    higher than that of the last lease.
+    It is a multiple of the swap-in time; or `use_s` less a multiple of the owner's pause, if that
+    is longer. It is bounded, so that no waiter starves, and 0 against a priority above that of the
+    last lease.
     """
     if priority > c.priority:
         return 0.0
@@ -362,12 +354,12 @@ def quantum_s(ledger: Ledger, c: Component, priority: int, use_s: float) -> floa
 def stays_until(
     ledger: Ledger, c: Component, priority: int, use_s: float, idle_since: float | None = None
 ) -> float:
-    """Return until when idle `c` may not be evicted for an acquire of this `priority` whose
-    components are used for `use_s`. `idle_since`: when it becomes idle, if it is not yet.
+    """Return until when idle `c` stays against an acquire of this `priority` whose components are
+    used for `use_s`. `idle_since`: when it becomes idle, if it is not yet.
 
     A busy component stays for its minimum residency, unless its owner fails to come back. `gap_s`
-    counts from a release to the next acquire even if the component was evicted meanwhile, so two
-    decode loops that evict each other's components both count as busy.
+    goes on through an eviction, so two decode loops that evict each other's components both count
+    as busy.
     """
     since = c.idle_since if idle_since is None else idle_since
     if c.state is State.LOADING or c.gap_s is None:

@@ -22,7 +22,7 @@ _DOWN = (
 )
 #: Most components, or holders of one, that a message names: a few more than people read.
 NAMED_MAX = 32
-#: Number of sorted names on each side of an unknown name that `_like` looks at.
+#: `_like` looks at this many sorted names on each side of an unknown one.
 _NEAR = 16
 
 REPLAYED = "this request id is in use already, or its session is not open; use a new id"
@@ -53,8 +53,7 @@ def asked_for(ledger: Ledger, w: Waiter) -> str:
 
 
 def together(ledger: Ledger, components: Iterable[Component]) -> str:
-    """Return the names of these components; a family of which all parts are among them by its own
-    name."""
+    """Return the names of these components; the name of a family in place of all its parts."""
     given = {c.name: c for c in components}
     named = dict.fromkeys(
         c.part_of if c.part_of and ledger.families[c.part_of].keys() <= given.keys() else called(c)
@@ -70,7 +69,6 @@ def holders(ledger: Ledger, c: Component, most: int | None = None) -> tuple[str,
 
 
 def held(ledger: Ledger, most: int = NAMED_MAX) -> str:
-    """Return who holds what, as one sentence."""
     parts = [
         f"{_with_size(c)} by {', '.join(holders(ledger, c, most))}"
         for c in islice(ledger.holders.leased.values(), most)
@@ -143,8 +141,7 @@ def too_large(
     instead: str = SMALLER,
     but: Collection[str] = (),
 ) -> str:
-    """`fixed`: chunks of others that never leave. The message names none of `but`, which the
-    request does."""
+    """`fixed`: chunks of others that never leave. `but`: names that the request itself has."""
     beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
     staying = [
         c for c in ledger.components.values() if c.policy == "permanent" and c.name not in but
@@ -193,8 +190,7 @@ def not_to_acquire(ledger: Ledger, name: str) -> str:
 
 
 def _like(name: str, known: list[str]) -> list[str]:
-    """Return similar names near `name` in the sorted list `known`, which the user may have
-    meant."""
+    """Return similar names near `name` in the sorted list `known`."""
     at = bisect_left(known, name)
     around = known[max(0, at - _NEAR) : at + _NEAR]
     return get_close_matches(name, around, n=3, cutoff=0.5)
@@ -212,7 +208,7 @@ def not_kept(ledger: Ledger, name: str) -> str:
 
 
 def _first(names: Iterable[str]) -> str:
-    """Return the first names, sorted and without repeats, and "..." if there are more."""
+    """Sorted and without repeats; ends in "..." if there are more."""
     some = dict.fromkeys(islice(names, NAMED_MAX + 1))
     more = ", ..." if len(some) > NAMED_MAX else ""
     return ", ".join(sorted(islice(some, NAMED_MAX))) + more
@@ -270,7 +266,6 @@ def parked(names: Iterable[str]) -> str:
 
 
 def blocked(ledger: Ledger, w: Waiter, most: int = NAMED_MAX) -> str:
-    """Return why a waiter cannot be granted now."""
     asked = ledger.named(w.names)
     missing = missing_chunks(ledger, asked)
     old = [c.name for c in asked if must_leave_first(c, w)]

@@ -29,7 +29,7 @@ def on_resize(ledger: Ledger, session: int, asked: Resize) -> None:
 
 
 def _never_stays(ledger: Ledger, name: str) -> Refusal | None:
-    """Return why `rest`, the part in no block, cannot stay for good: another part must fit beside
+    """Return why the part that is in no block (`rest`) cannot stay: no other part would fit beside
     it."""
     family = ledger.families[name]
     rest = family.get(rest_of(name))
@@ -44,8 +44,7 @@ def _never_stays(ledger: Ledger, name: str) -> Refusal | None:
 
 
 def keep(ledger: Ledger, name: str, resident_bytes: int | None) -> None:
-    """Keep `resident_bytes` of a family; None: as much as fits beside components that never
-    leave."""
+    """`resident_bytes` None: keep as much as fits beside components that never leave."""
     family = ledger.families[name]
     rest = family.get(rest_of(name))
     first = [rest] if rest else []
@@ -69,10 +68,8 @@ def _kept(parts: list[Component], room: int, resident_bytes: int | None) -> set[
 
 
 def spread(sizes: Sequence[int], room: int) -> set[int]:
-    """Return which parts to keep in `room`, by index: as many as fit, evenly spread.
-
-    Then equally many parts are loaded between any two kept ones, whose use gives these loads time.
-    """
+    """Return which parts to keep in `room`, by index: as many as fit, evenly spread. So equally
+    many parts are loaded between any two kept ones, whose use gives these loads time."""
     fit = left = 0
     for chunks in sorted(sizes):  # at most this many parts fit
         left += chunks
@@ -85,8 +82,8 @@ def spread(sizes: Sequence[int], room: int) -> set[int]:
 
 
 def room_to_keep(sizes: Sequence[int], room: int, beside: int) -> int:
-    """Return how much of `room` the kept parts may take: all if every part fits. Otherwise `beside`
-    of the largest parts need room too: one in use, the others loading."""
+    """Return how much of `room` the kept parts may take. Unless every part fits, `beside` of the
+    largest parts need room, too: one in use, the others loading."""
     return room if sum(sizes) <= room else room - beside * max(sizes, default=0)
 
 

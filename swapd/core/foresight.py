@@ -1,8 +1,8 @@
 """Predicts from the order of past uses when each component is needed again. Pure.
 
-Pipelines use the same few components in the same order, so counting what followed what soon gives
-the order. Where there is no order, counting how often each is used foretells more. LRU may be
-better than both. Two ghosts simulate evictions, by these counts and by LRU, and the one that moved
+Pipelines use the same few components in the same order, which counting what followed what soon
+gives. Without an order, counting how often each is used foretells more, and LRU may be better than
+both. So two ghosts simulate evictions, one by these counts and one by LRU, and the one that moved
 fewer chunks lately decides.
 """
 
@@ -21,15 +21,15 @@ AHEAD = 12
 LEAST = 0.02
 #: Uses remembered for each context, and without a context; beyond this, counts are halved.
 REMEMBERED, ALL_REMEMBERED = 128, 1024
-#: Trust what followed two things after so many uses, or while it was always the same.
+#: Trust what followed two things once it was counted so often, or while it was always the same.
 TRUSTED = 24
-#: Share of the uses after a context that makes one of them certain.
+#: A thing with this share of the uses after a context is certain to follow.
 CERTAIN = 0.95
-#: Time constants, in uses: of the chunks that a ghost moved lately, and of what foretold more.
+#: Time constants, in uses: of the chunks that a ghost moved lately; of the gain of a context.
 LATELY, FORETOLD = 512, 128
-#: Ghosts that move alike differ by chance: LRU decides again if its ghost moved less by that much.
+#: LRU decides again once its ghost moved less by this factor: a smaller difference is chance.
 BY_CHANCE = 1.02
-#: While LRU decides, the ghosts follow one in so many periods of so many uses.
+#: While LRU decides, the ghosts follow one of SELDOM periods, of PERIOD uses each.
 SELDOM, PERIOD = 2, 128
 #: Compare all sets of so many candidates. Of more candidates, take those needed last.
 SETS_OF = 8
@@ -43,8 +43,6 @@ class Candidate(NamedTuple):
 
 
 class _Counts:
-    """Counts the uses of each thing."""
-
     __slots__ = ("of", "total")
 
     def __init__(self) -> None:
@@ -62,11 +60,11 @@ class _Counts:
         self.total -= self.of.pop(name, 0)
 
     def share(self, name: str) -> float:
-        """Return the share of `name`, which is more than 0 even if it was never used."""
+        """More than 0, even if the thing was never used."""
         return (self.of.get(name, 0) + 0.1) / (self.total + 1.0)
 
     def certain(self) -> str | None:
-        """Return the name that nearly all uses have, if there is one."""
+        """Return the thing that nearly all uses are of, if there is one."""
         name = max(self.of, key=self.of.__getitem__, default=None)
         return name if name and self.of[name] >= CERTAIN * self.total else None
 
@@ -110,10 +108,8 @@ class Chain:
         self._chunks.pop(name, None)
 
     def expected(self, room: int, using: Iterable[str] = ()) -> defaultdict[str, float]:
-        """Return, by name, after how many uses each is expected again once `using` are used.
-
-        Never, if it cannot stay until then: see `_cannot_stay`. `room`: chunks for all of them.
-        """
+        """Return, by name, after how many uses each is expected again once `using` are used;
+        infinite if it cannot stay until then (`_cannot_stay`). `room`: chunks for all of them."""
         if self._gain < 0.0:
             return self._by_frequency()
         context = reduce(_then, using, self._context)
@@ -137,8 +133,8 @@ class Chain:
         return expected
 
     def _cannot_stay(self, context: Context, room: int) -> set[str]:
-        """Return those that leave before their next use in any case: something that certainly comes
-        first is too large to fit beside them."""
+        """Return those that leave before their next use in any case, as something that is certain
+        to come first is too large to fit beside them."""
         leave, before = set[str](), set[str]()
         while name := self._after(context).certain():
             if name in before:
@@ -172,7 +168,7 @@ class Chain:
         return after, used
 
     def _after(self, context: Context) -> _Counts:
-        """Return the uses after the last two, or after the last one if these are not trusted."""
+        """Return the uses after two things; after the last one if the former are not trusted."""
         followed = self._followed.get(context, _NONE)
         if followed.total < TRUSTED and len(followed.of) != 1:
             return self._followed.get(context[-1:], _NONE)
@@ -188,7 +184,7 @@ class _Ghost:
     """Simulates one rule of eviction."""
 
     def __init__(self) -> None:
-        #: The least recently used first.
+        #: What is on the simulated device, the least recently used first.
         self.there: dict[str, Candidate] = {}
         self.moved = 0.0
 
@@ -217,7 +213,7 @@ class Foresight:
         self._known.add(name)
 
     def use(self, name: str, chunks: int, room: int) -> None:
-        """Note a use. `room`: chunks that evictable components have in all."""
+        """`room`: chunks of all components that may be evicted, together."""
         if len(self._known) > THINGS_MAX:
             return
         self._chain.use(name, chunks)
@@ -232,7 +228,7 @@ class Foresight:
         )
 
     def forget(self, name: str) -> None:
-        """Forget it. Unknown names, such as those of parts, are ignored."""
+        """Unknown names, such as those of parts, are ignored."""
         if name in self._known:
             self._known.discard(name)
             self._chain.forget(name)
@@ -253,8 +249,8 @@ def going(
 ) -> list[Candidate]:
     """Return the candidates to evict to free `need` chunks. They come least recently used first.
 
-    Without `expected`, take the first ones. Otherwise take the set with the least cost: chunks
-    divided by the uses until they are needed again, in sum.
+    Without `expected`, take the first ones; otherwise the set with the least sum of chunks divided
+    by the uses until they are needed again.
     """
     if need <= 0:
         return []
@@ -273,7 +269,7 @@ def _cheapest(
     candidates: Sequence[Candidate],
     expected: Mapping[str, float],
 ) -> list[Candidate]:
-    """Return the cheapest set of `few` that is enough; of equal ones, the least recently used."""
+    """Of equally cheap sets, take the least recently used."""
     cost = {one: one.chunks / expected[one.name] for one in few}
     place = {one: at for at, one in enumerate(candidates)}
     enough = [one for one in few if one.chunks >= need]
@@ -308,11 +304,9 @@ Thing = TypeVar("Thing", bound=Sized)
 
 
 def victims(need: int, idle: Iterable[Thing]) -> list[Thing] | None:
-    """Return which to evict to free `need` chunks, or None if all are too few.
-
-    `idle` come in the order of eviction. Of those that are enough, superfluous ones stay, the last
-    first: to free 10 of a=1, b=10, only b goes.
-    """
+    """Return which to evict to free `need` chunks; None if all are too few. `idle` come in the
+    order of eviction. Superfluous ones stay, the last first: to free 10 of a=1, b=10, only b
+    goes."""
     chosen, short = oldest(need, idle)
     return None if short > 0 else needed(chosen, short)
 
@@ -332,8 +326,7 @@ def oldest(need: int, idle: Iterable[Thing]) -> tuple[list[Thing], int]:
 
 
 def needed(chosen: list[Thing], short: int) -> list[Thing]:
-    """Return `chosen` without superfluous ones, dropping the last first; all, if chunks are
-    lacking."""
+    """Drop superfluous ones, the last first; none if chunks are lacking."""
     kept: list[Thing] = []
     for thing in reversed(chosen):
         if short + thing.chunks <= 0:

@@ -63,7 +63,7 @@ def _note_turn(ledger: Ledger, number: int, held: list[Component]) -> None:
 
 
 def is_replayed(ledger: Ledger, key: Key) -> bool:
-    """Return whether an acquire has a number that is in use, or its session is not open."""
+    """Return whether the number of an acquire is in use, or its session is not open."""
     session = ledger.sessions.get(key[0])
     if session is None or key in ledger.starts:
         return True
@@ -71,11 +71,11 @@ def is_replayed(ledger: Ledger, key: Key) -> bool:
 
 
 def note_use(ledger: Ledger, owner: Agent, holds: tuple[int, ...] | None) -> None:
-    """Note that of its session's leases, `owner` uses those in `holds` and no others; None: all its
-    own. Every later verdict depends on that.
+    """Note that `owner` uses the leases of its session in `holds` and no others; None: all its own.
+    Every later verdict depends on that.
 
-    Its other leases go to NOBODY, which never waits: the client releases them on request, so they
-    are no part of a deadlock and let `owner` share nothing.
+    Its others go to NOBODY, which never waits: the client releases them on request, so they are no
+    part of a deadlock and let `owner` share nothing.
     """
     if holds is None:
         return
@@ -102,12 +102,9 @@ def take_back(
     *,
     unmapped: bool = False,
 ) -> None:
-    """End a lease, if it exists.
-
-    `again`: further uses after the first. `idle_s`: seconds since the last use ended. `gap_s`:
-    seconds between that use and the one before. `unmapped`: the worker has unmapped its clean
-    components.
-    """
+    """End a lease, if it exists. `again`: uses after the first. `idle_s`: seconds since the end of
+    the last one. `gap_s`: seconds between that and the one before. `unmapped`: the worker has
+    unmapped its clean components."""
     lease = ledger.leases.pop(key, None)
     if lease is None:
         return
@@ -145,8 +142,8 @@ def _note_uses(ledger: Ledger, c: Component, since: float, again: int, idle_s: f
 
 
 def _may_be_counted_on(ledger: Ledger, owner: Agent) -> bool:
-    """Return whether the end of a lease of `owner` may admit a waiter although others still hold
-    its components."""
+    """Return whether a waiter may be admitted when a lease of `owner` ends, although others still
+    hold its components."""
     if (head := ledger.queue.head(ledger.now)) is None:
         return False
     first = islice(ledger.queue.queued, LOOKED_AT + 1)
@@ -172,7 +169,7 @@ def release(ledger: Ledger, session: int, asked: Release) -> None:
 
 
 def _note_used(ledger: Ledger, session: int, used: UsedRanges) -> None:
-    """Set the ranges to save. This does not change a save in flight."""
+    """A save in flight is not changed by this."""
     c = ledger.components.get(used.name)
     if c is None or c.session != session or c.scratch != "saved" or not c.leases:
         return
@@ -189,7 +186,7 @@ def break_all(ledger: Ledger, c: Component, why: str) -> None:
 
 
 def take_from_all(ledger: Ledger, c: Component) -> None:
-    """End all holds on `c`; the leases keep their other components."""
+    """The leases keep their other components."""
     for key in list(c.leases):
         lease = ledger.leases[key]
         del lease.names[c.name]
@@ -202,7 +199,7 @@ def take_from_all(ledger: Ledger, c: Component) -> None:
 
 
 def on_acquire_start(ledger: Ledger, session: int, asked: AcquireStart) -> None:
-    """Queue for the turn. Refuse a session with leases: others would wait for both."""
+    """Refuse a session with leases, as others would wait for both, the turn and these."""
     key, starts = (session, asked.id), ledger.starts
     if is_replayed(ledger, key):
         return ledger.refuse(key, "bad_request", explain.REPLAYED)
@@ -227,7 +224,7 @@ def on_release(ledger: Ledger, session: int, asked: Release) -> None:
 
 
 def end_start(ledger: Ledger, key: Key) -> bool:
-    """End a request for the turn, and pass the turn on. Return whether the request existed."""
+    """Pass the turn on, too. Return whether there was such a request."""
     starts = ledger.starts
     if key not in starts:
         return False
@@ -252,7 +249,7 @@ def refuse_late_starts(ledger: Ledger) -> None:
 
 
 def refuse_waiting_starts(ledger: Ledger) -> None:
-    """Refuse all but the session with the turn, which keeps it until it has started."""
+    """The session with the turn keeps it until it has started."""
     for key in list(ledger.starts)[1:]:
         end_start(ledger, key)
         ledger.refuse(key, "stopping", explain.STOPPING, names=())

@@ -98,18 +98,18 @@ class Ledger:
         #: whose process is about to end.
         self.quarantined: dict[int, list[Runs]] = {}
         self.dying: set[int] = set()
-        #: Chunks that will not come free: in quarantine, without those of `dying`; and of
-        #: `permanent` components on the device.
+        #: Chunks that stay taken: of `permanent` components on the device, and in quarantine but
+        #: for `dying` sessions.
         self.fixed = 0
-        #: Chunks of all `permanent` components, also those that are not in.
+        #: Chunks of all `permanent` components, on the device or not.
         self.staying = 0
 
         # Copies, loans and reclaims in flight, by generation.
         self.moves: dict[int, Transfer] = {}
         self.lane_in = Lane()
         self.lane_out = Lane()
-        #: Prefetches that wait for memory, each with the names that may be evicted for it (None:
-        #: all). `ahead`: generation of the last load with such names.
+        #: Prefetches that wait for memory, with what may be evicted for each (None: all). `ahead`:
+        #: generation of the last load for which that was given.
         self.prefetches: dict[str, tuple[str, ...] | None] = {}
         self.ahead = 0
         self.expiries: Deadlines[str] = Deadlines()
@@ -128,8 +128,8 @@ class Ledger:
         self.holders = Holders(self.idle)
         #: After this time, no idle component is within its minimum residency.
         self.busy_until = 0.0
-        #: Updated components, and those that must leave for the head of the queue. They take new
-        #: holders only by `sharing.may_join`.
+        #: Updated components, and those that must leave for the head of the queue. New holders take
+        #: them only if `sharing.may_join` allows.
         self.in_the_way: set[str] = set()
         #: Set once nobody may overtake the head: components of at least so many chunks are closed
         #: too, as they could leave instead.
@@ -139,11 +139,11 @@ class Ledger:
         self.notices = Notices()
         #: Missing acknowledgements by generation, oldest first, with the time of the revoke.
         self.acks: dict[int, tuple[float, Component]] = {}
-        #: Other debts of sessions. `debt_causes`: since when each is owed, and the message of its
-        #: fence.
+        #: Other debts of sessions. `debt_causes`: since when each is owed, and what a fence for it
+        #: says.
         self.debts: Deadlines[tuple[int, int]] = Deadlines()
         self.debt_causes: dict[tuple[int, int], tuple[float, str]] = {}
-        #: Requests for the turn to start, with their arrivals. The first has the turn.
+        #: Requests for the turn to start, with the times of their arrival. The first has the turn.
         self.starts: dict[Key, float] = {}
         self.start_deadlines: Deadlines[Key] = Deadlines()
 
@@ -156,8 +156,8 @@ class Ledger:
         self.now = 0.0
         self.request: AnyOrder | None = None
         self.out: list[AnyAction] = []
-        #: `replan`: decide again. `room_shrank`: waiters may no longer fit beside components that
-        #: never leave. `room_differs`: the room beside those changed.
+        #: `replan`: decide again. `room_differs`: the room beside components that never leave has
+        #: changed. `room_shrank`: waiters may no longer fit into it.
         self.replan = False
         self.room_shrank = False
         self.room_differs = False
@@ -176,7 +176,7 @@ class Ledger:
         tried: bool = False,
         names: tuple[str, ...] | None = None,
     ) -> None:
-        """Refuse a request and count it. `names`: None for those of the current event."""
+        """Count the refusal, too. `names`: None for those of the current event."""
         if names is None:
             names = names_of(self.request)
         for name in names or (OTHERS,):
@@ -190,20 +190,20 @@ class Ledger:
     # --- counts: O(1) for each event -----------------------------------------------------
 
     def tally(self, name: str) -> Tally:
-        """Return the counts to which this name belongs, registered or not."""
+        """The name need not be registered."""
         c = self.components.get(name)
         if c is not None:
             return c.tally
         return self.counts.of.get(name) or self.counts.of[OTHERS]
 
     def know(self, name: str) -> Tally:
-        """Return the tally for a new name: its own if there is room."""
+        """Give a new name its own tally, if there is room."""
         if len(self.counts.of) <= NAMES_MAX:
             return self.counts.of.setdefault(name, _tally())
         return self.counts.of.get(name) or self.counts.of[OTHERS]
 
     def forget(self, name: str) -> None:
-        """Add the counts of a name that is gone to the shared tally, so that sums never fall."""
+        """Add the counts of the name to the shared tally, so that no sum ever falls."""
         del self.names[bisect_left(self.names, name)]
         self.foresight.forget(name)
         if any(of == name for _, of, *_ in self.wasted):
@@ -268,7 +268,7 @@ class Ledger:
         return [self.components[name] for name in names]
 
     def may_be_acquired(self, name: str) -> bool:
-        """Return whether it is registered, committed, and not going away."""
+        """The name must be registered and committed, and not be going away."""
         c = self.components.get(name)
         if c is None or c.workspace:
             return False
@@ -282,7 +282,7 @@ class Ledger:
         return tuple(dict.fromkeys(part for n in names for part in families.get(n, (n,))))
 
     def rivals(self, asked: list[Component]) -> list[Component]:
-        """Return the components on the device that may not be there together with `asked`."""
+        """Return the components on the device that must leave for `asked`, by their group."""
         if not self.groups_in:
             return []
         rivals: dict[str, Component] = {}  # parts of one family have the same rivals
@@ -293,11 +293,9 @@ class Ledger:
         return list(rivals.values())
 
     def never_leaving(self, but: Collection[Component] = ()) -> int:
-        """Return the chunks of all `permanent` components except `but`."""
         return self.staying - sum(c.chunks for c in but if c.policy == "permanent")
 
     def fixed_chunks(self, but: Iterable[Component]) -> int:
-        """Return `fixed` without the chunks of `but`."""
         return self.fixed - sum(c.fixed for c in but)
 
     def recount(self, c: Component) -> None:
@@ -326,7 +324,7 @@ class Ledger:
     # --- notices to holders: each hears one once, and again when it is over -------------------
 
     def want(self, name: str) -> None:
-        """Tell holders that were not told yet that an acquire waits for `name`."""
+        """Tell holders, once each, that an acquire waits for `name`."""
         told = self.notices.wanted.setdefault(name, set())
         self.notices.joined.pop(name, None)
         for session in sorted(self.components[name].holders.keys() - told):
@@ -335,7 +333,6 @@ class Ledger:
             told.add(session)
 
     def unwant(self, name: str) -> None:
-        """Tell the holders that no acquire waits for `name` any more."""
         self.notices.joined.pop(name, None)
         for session in sorted(self.notices.wanted.pop(name, ())):
             self.out.append(SendWanted(session, name, False))
@@ -365,7 +362,7 @@ def drop_member(known: dict[Any, dict[str, Component]], name: Any, c: Component)
 
 
 def observe(histogram: Histogram, seconds: float) -> int:
-    """Count a value; return the index of its class."""
+    """Return the index of the value's class."""
     place = bisect_left(histogram.bounds, seconds)
     histogram.counts[place] += 1
     histogram.sum += seconds

@@ -21,8 +21,7 @@ class IdleOrder:
 
     Within a place the least recently used goes first (`Component.idle_since`); of unwanted loads
     and components loaded ahead, the newest. The idle parts of a family share the place of the most
-    recently used part. Within a family, that part goes first: passes are cyclic, so it is needed
-    last.
+    recently used one, which goes first: passes are cyclic, so it is needed last.
     """
 
     def __init__(self) -> None:
@@ -47,7 +46,7 @@ class IdleOrder:
         return self._at(self._places)
 
     def among(self, names: Iterable[str]) -> Iterator[Component]:
-        """Iterate over these components and families only, without those loaded ahead."""
+        """Only these components and families, without those loaded ahead."""
         ranks = ((self._places.rank(name), name) for name in set(names) if name in self._places)
         return self._at(name for rank, name in sorted(ranks) if rank[0] > _AHEAD)
 
@@ -106,8 +105,6 @@ class IdleOrder:
 
 @dataclass(slots=True, eq=False)
 class Holdings:
-    """The leases of one agent, and the components that they hold."""
-
     leases: dict[Key, Lease] = field(default_factory=dict)
     components: dict[str, Component] = field(default_factory=dict)
     chunks: int = 0
@@ -128,11 +125,11 @@ class Holders:
         return map(self.leased.__getitem__, self._giving_way)
 
     def open(self, key: Key, lease: Lease) -> None:
-        """Add a lease; `take_up` adds its components."""
+        """`take_up` adds the components of the lease."""
         self.by_agent.setdefault(lease.owner, Holdings()).leases[key] = lease
 
     def close(self, key: Key, lease: Lease) -> None:
-        """Remove a lease, after `lay_down` of all its components."""
+        """Call this after `lay_down` of all components of the lease."""
         leases = self.by_agent[lease.owner].leases
         del leases[key]
         if not leases:
@@ -172,7 +169,7 @@ class Holders:
                 self._idle.unuse(c.part_of)
 
     def rank(self, c: Component) -> None:
-        """Sort in a leased component by its arrival on the device; loading ones come last."""
+        """Rank a leased component by its arrival on the device; a loading one comes last."""
         if c.name in self.leased and c.policy != "permanent":
             rank = (c.state is State.LOADING, c.resident_since, c.leased_seq)
             self._giving_way.put(c.name, rank)

@@ -1,6 +1,6 @@
 """Decides whose turn it is, what leaves for it, which holders give way, what is loaded ahead.
 
-A victim is no longer RESIDENT once its eviction is ordered, so no decision counts it twice.
+An ordered eviction ends the state RESIDENT, so no decision counts a victim twice.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -14,8 +14,8 @@ from swapd.core.records import Component, Key, Waiter
 from swapd.core.states import State
 from swapd.shared.protocol import NUMBER_MAX
 
-#: While a component is in the way, another agent of its holders' sessions may lease it after this
-#: time, and then after twice as long each time: see `sharing.goes_on`.
+#: After this time, a component in the way of the head is open to other agents of its holders'
+#: sessions, and then after twice as long each time: see `sharing.goes_on`.
 CLOSED_S = 0.25
 
 
@@ -124,7 +124,6 @@ class Planner:
         return until > self._ledger.now
 
     def _make_room_beside(self, head: Waiter, w: Waiter) -> bool:
-        """Make room for a waiter that goes before `head`."""
         asked = self._ledger.named(w.names)
         use_s = eviction.usual_use_s(asked)
 
@@ -146,7 +145,7 @@ class Planner:
         if isinstance(found, Room):
             return self._evict(found, asked, w.key)
         self._is_blocked(w, found)
-        for c in found.by:  # none if it waits for a step that comes by itself
+        for c in found.by:  # empty if it waits for its own components or twins
             in_the_way.add(c.name)
             if self._is_quantum_over(c, w.priority, use_s):
                 wanted.add(c.name)
@@ -173,7 +172,6 @@ class Planner:
         return not still_in and missing <= self._ledger.pool.free
 
     def _is_blocked(self, w: Waiter, found: Blocked) -> None:
-        """Note that `w` waits for components that leave or come in, or for holders to give way."""
         w.bound = sharing.bound(self._ledger, w, found.by)
         self._held_up |= found.by_holders
         if found.by_holders or any(c.superseded for c in found.leaving):
@@ -194,10 +192,7 @@ class Planner:
 
     def _is_quantum_over(self, c: Component, priority: int, use_s: float) -> bool:
         """Return whether the holders of `c` may be asked to give way; if not, note when to look
-        again.
-
-        A load in flight has no quantum yet. Its end is an event anyway.
-        """
+        again. A load in flight has no quantum yet, and its end is an event."""
         if c.state is State.LOADING:
             return False
         over = c.resident_since + eviction.quantum_s(self._ledger, c, priority, use_s)
@@ -225,7 +220,6 @@ class Planner:
             ledger.want(name)
 
     def _close_all(self, in_the_way: set[str]) -> None:
-        """Close what is in the way to most new holders; reopen what no longer is."""
         ledger = self._ledger
         before, ledger.in_the_way = ledger.in_the_way, in_the_way
         for name in sorted(in_the_way):
@@ -242,10 +236,7 @@ class Planner:
 
     def _close(self, c: Component, *, anew: bool) -> None:
         """Close `c` to other agents of its holders' sessions for a while, then admit one that
-        waited.
-
-        Each period is twice as long as the last, so that every lease ends within one.
-        """
+        waited. Each period is twice as long as the last, so that every lease ends within one."""
         now = self._ledger.now
         if anew or c.closed_until <= now:
             if not anew:
@@ -258,8 +249,8 @@ class Planner:
     # --- prefetches ----------------------------------------------------------------------
 
     def _prefetch_all(self) -> None:
-        """Load prefetches. Those with `over` load one at a time, so that an acquire waits for one
-        copy at most."""
+        """Load prefetches; those with `over` one at a time, so that an acquire waits for at most
+        one of their copies."""
         ledger = self._ledger
         in_vain: dict[Hashable, int] = {}
         may_free = self._may_free_ahead() if ledger.prefetches else 0
@@ -276,7 +267,6 @@ class Planner:
                 in_vain[kind] = c.chunks
 
     def _to_prefetch(self) -> Iterator[Component]:
-        """Yield what may load now, and forget what need not."""
         ledger = self._ledger
         for name, over in list(ledger.prefetches.items()):
             c = ledger.components[name]
@@ -288,7 +278,6 @@ class Planner:
                 yield c
 
     def _may_free_ahead(self) -> int:
-        """Return the chunks that may be free for prefetches at most."""
         ledger = self._ledger
         may_go = sum([c.chunks for c in ledger.idle if not c.expected])
         return ledger.pool.free + ledger.leaving + may_go
@@ -298,7 +287,6 @@ class Planner:
         return c.unregistering or is_there or twins.to_join(self._ledger, c) is not None
 
     def _load_ahead(self, c: Component, over: tuple[str, ...] | None) -> bool:
-        """Load `c` if there is or can be room; return whether it loads."""
         ledger = self._ledger
 
         def may_evict(other: Component) -> bool:
@@ -316,7 +304,7 @@ class Planner:
 
 # --- who may go before the head of the queue, because that does not delay its grant --------------
 # Backfill with a reservation, as in batch schedulers: the head keeps its room, and a later waiter
-# may have what is left for any time.
+# may have the rest for any time.
 
 
 #: Most components of a waiter, and of all leases. With more, no waiter goes before the head.
@@ -326,8 +314,8 @@ NAMES_MAX = 64
 def candidates(ledger: Ledger, head: Waiter) -> Iterator[Waiter]:
     """Yield waiters whose room delays no grant of `head`, whichever leases end first.
 
-    They have no leases, which `head` may wait for. Their components are out, as one that is in may
-    have to leave for `head`, and in no group.
+    They have no leases, which `head` may wait for. Their components are in no group, and out: one
+    that is in may have to leave for `head`.
     """
     left = _left_beside(ledger, head) if eviction.may_free(ledger) else 0
     if left <= 0:
@@ -341,7 +329,7 @@ def candidates(ledger: Ledger, head: Waiter) -> Iterator[Waiter]:
 
 
 def _few(ledger: Ledger, w: Waiter) -> list[Component]:
-    """Return the components of `w`; [] if they are many, or if not memory alone decides when one
+    """Return the components of `w`; [] if they are many, or if more than memory decides whether one
     comes in."""
     if len(w.names) > NAMES_MAX or ledger.pool.shared:  # twins share chunks, which are counted once
         return []
@@ -353,8 +341,8 @@ def _few(ledger: Ledger, w: Waiter) -> list[Component]:
 def _left_beside(ledger: Ledger, head: Waiter) -> int:
     """Return the chunks that `head` leaves free in the tightest state in which it could be granted.
 
-    It can be granted once the remaining leases have at most `most` chunks, so the tightest state is
-    the largest sum of some leases that is not above `most`.
+    That is once the remaining leases have at most `most` chunks. The tightest is the largest sum of
+    some leases up to `most`.
     """
     pool, all_leased = ledger.pool, ledger.holders.leased
     asked = _few(ledger, head)

@@ -1,8 +1,8 @@
-"""Predicts what is used next, from what sessions said follows what. Changes no component.
+"""Predicts what is used next, from what sessions said follows what. Changes no component:
+`prefetch.py` loads.
 
-`prefetch.py` loads predicted components. A prediction ends when its component is asked for, or
-leaves before that. A follower that was often loaded in vain is not loaded until its predictions
-have come true a few times.
+A prediction ends when its component is asked for, or leaves before that. A follower that was often
+loaded in vain is loaded again only after a few predictions of it have come true.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,14 +14,15 @@ from swapd.core.states import State
 
 #: A follower with less trust is not loaded.
 TRUSTED = 0.5
-#: Factor of trust for a load in vain; gain of trust for a prediction that came true without a load.
+#: Trust is multiplied by this after a load in vain, and grows by this after a prediction that came
+#: true without a load.
 KEPT_IN_VAIN = 0.75
 GAINED = 0.03
 
 
 def predict(ledger: Ledger, used: Iterable[Component]) -> Iterator[Follower]:
-    """Predict what follows the `used` components, which are not leased yet; yield each follower
-    that is trusted."""
+    """Predict what follows the `used` components, which are not leased yet; yield the trusted
+    ones."""
     sides: dict[str, float] = {}
     for c in used:
         sides[c.side] = max(c.used_since, sides.get(c.side, 0.0))
@@ -40,13 +41,13 @@ def predict(ledger: Ledger, used: Iterable[Component]) -> Iterator[Follower]:
 
 
 def is_used_up(follower: Follower, c: Component) -> bool:
-    """Return whether the use that it follows has had `c`."""
+    """Return whether the current use of what `follower` follows has already used its part `c`."""
     return c.side == follower.after and c.used_since >= follower.began
 
 
 def is_still_needed(follower: Follower, c: Component) -> bool:
-    """Return whether the use that it follows has not had `c` yet, as the use before had, or the
-    first one may."""
+    """Return whether the current use of what `follower` follows has yet to use its part `c`, as the
+    use before did, or the first use may."""
     return not c.leases and follower.began_before <= c.used_since < follower.began
 
 
@@ -60,8 +61,8 @@ def note_asked(ledger: Ledger, asked: list[Component]) -> None:
 
 
 def note_out(ledger: Ledger, out: list[Component]) -> list[Follower]:
-    """End the predictions of what took the place of `out`, which are used again before it: in vain.
-    Return them."""
+    """End and return the predictions that were in vain: what was loaded for them took the place of
+    some of `out`, which is asked for again first."""
     acted = [f for f in ledger.predicted.values() if f.acted]
     in_vain = [f for f in acted if any(is_used_up(f, c) for c in out)]
     for follower in in_vain:
@@ -89,7 +90,7 @@ def _came_for(follower: Follower, c: Component) -> bool:
 
 
 def _saved_s(ledger: Ledger, loaded: list[Component]) -> float:
-    """Return the seconds of these loads that are over."""
+    """Return the seconds for which these loads ran before they were asked for."""
     since = min(c.load_started for c in loaded)
     ends = [c.load_started + (c.swap_in_s or 0.0) for c in loaded if c.state is State.RESIDENT]
     return (max(ends) if len(ends) == len(loaded) else ledger.now) - since

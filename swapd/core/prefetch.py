@@ -14,7 +14,7 @@ from swapd.core.records import OPERATOR, Component, Follower
 from swapd.core.states import State
 from swapd.shared.protocol import Follows, Prefetch
 
-#: Most components with followers. Followers that were only observed may fill half of it.
+#: Most components with followers; half as many, if the followers were only observed.
 FOLLOWED_MAX = 256
 
 # --- prefetches --------------------------------------------------------------------------
@@ -77,8 +77,8 @@ def declare_order(ledger: Ledger) -> None:
 
 
 def on_follows(ledger: Ledger, session: int, asked: Follows) -> None:
-    """Replace the followers of `asked.after`, unless the rules name them, or `asked` was only seen
-    and a session has declared others."""
+    """Replace the followers of `asked.after`, unless the rules name them, or those of `asked` were
+    only observed and a session has declared others."""
     key = (session, asked.id)
     before = ledger.followers.get(asked.after, {}).values()
     if any(f.session == OPERATOR or (asked.seen and not f.seen) for f in before):
@@ -92,7 +92,7 @@ def on_follows(ledger: Ledger, session: int, asked: Follows) -> None:
 
 
 def _followers(session: int, asked: Follows) -> dict[str, Follower]:
-    seen = asked.seen  # of a loop, until it has come after one use
+    seen = asked.seen  # it counts as the end of a loop, until it has come after a single use
     return {name: Follower(name, asked.after, session, seen, looped=seen) for name in asked.names}
 
 
@@ -145,8 +145,8 @@ def note_asked(ledger: Ledger, asked: list[Component]) -> None:
 
 
 def _beside_the_rest(ledger: Ledger, follower: Follower, used: list[Component]) -> list[Component]:
-    """Return the components that are not expected yet, and leave room for what the use before them
-    still needs: what came in instead of that would leave again for it."""
+    """Return the absent components to load for `follower` now. They leave room for what the use
+    before them still needs, for which they would leave again."""
     absent = [c for c in _absent(ledger, follower) if c.name not in ledger.prefetches]
     if follower.ends_a_loop and ledger.rivals(absent):
         return []
@@ -163,8 +163,8 @@ def _first_of(components: list[Component], chunks: int) -> list[Component]:
 
 
 def _still_needed(ledger: Ledger, follower: Follower, used: list[Component]) -> int:
-    """Return the chunks that the use before `follower` needs: those of the parts that it has not
-    had, and in a loop those that it has had, too."""
+    """Return the chunks that the use before `follower` needs: of parts that it has not had, and in
+    a loop also of those that it has had."""
     now = {c.name for c in used}
     parts = _named(ledger, follower.after)
     needed = [c for c in parts if predictions.is_still_needed(follower, c) and c.name not in now]

@@ -21,7 +21,7 @@ Rank = tuple[float, ...]
 
 
 class Ranked(Generic[Thing]):
-    """Things sorted by rank. Looking up, putting and dropping take logarithmic time."""
+    """Things sorted by rank. Every call takes at most logarithmic time."""
 
     def __init__(self) -> None:
         self._ranks: dict[Thing, Rank] = {}
@@ -82,7 +82,7 @@ class WaitQueue:
         self.queued: list[Waiter] = []
         #: The same, sorted by arrival.
         self._arrivals: list[Waiter] = []
-        #: The same by agent; those that take old bytes; and those for which `beside` is called.
+        #: The same by agent; those that take old bytes; and those that `beside` has yet to handle.
         self._of_agents: dict[Agent, dict[Key, Waiter]] = {}
         self._taking_old: dict[Key, Waiter] = {}
         self._granted: list[Waiter] = []
@@ -90,7 +90,7 @@ class WaitQueue:
         self.holding: dict[Agent, dict[Key, Waiter]] = {}
         #: Queued waiters whose Waiting action the planner records, unless it admits them.
         self.untold: dict[Key, Waiter] = {}
-        #: Waiters for names that are not registered or committed, by each requested name.
+        #: Waiters for names that are not registered or committed, by each name that they asked for.
         self.parked: dict[str, dict[Key, Waiter]] = {}
         self._deadlines: Deadlines[Key] = Deadlines()
 
@@ -125,11 +125,9 @@ class WaitQueue:
         self._taking_old[waiter.key] = waiter
 
     def beside(self, waiter: Waiter) -> Iterator[Waiter]:
-        """Yield the queued waiters of its agent, and those of its session that take old bytes; then
-        those beside each waiter for which this is called meanwhile, where it yields none.
-
-        A grant may lead to the next one thousands of times.
-        """
+        """Yield the queued waiters of its agent, and those of its session that take old bytes. As a
+        grant may lead to the next one thousands of times, a call during the iteration of another
+        yields nothing, and leaves its waiter to that one."""
         self._granted.append(waiter)
         if len(self._granted) > 1:
             return
@@ -140,8 +138,7 @@ class WaitQueue:
         self._granted.clear()
 
     def push_holding(self, waiter: Waiter) -> None:
-        """Note that the agent of this queued waiter holds a lease, so it may be in the way of
-        others."""
+        """Note that the agent of a queued waiter holds a lease, and may be in the way of others."""
         self.holding.setdefault(waiter.owner, {})[waiter.key] = waiter
         if not waiter.why:
             self.untold[waiter.key] = waiter
@@ -186,7 +183,7 @@ class WaitQueue:
         return oldest if now >= oldest.arrived + self.patience_s else self.queued[0]
 
     def admitted(self, waiter: Waiter, now: float) -> None:
-        """Note that a waiter, queued or not, is admitted and may overtake the head."""
+        """Take a waiter out of the queue, and count it if it overtakes the head."""
         self.leave(waiter)
         if (head := self.head(now)) is None:
             return

@@ -12,7 +12,7 @@ from swapd.shared.protocol import NUMBER_MAX, Policy, Ranges, Release, Runs, Scr
 #: (session, request): names a waiter, and later its lease.
 Key = tuple[int, int]
 
-#: (session, agent). An agent is a thread or task of a session.
+#: (session, agent). An agent is a thread or task.
 Agent = tuple[int, int]
 
 #: Agent number of leases that no thread uses. This agent never waits.
@@ -23,7 +23,7 @@ OPERATOR = 0
 
 #: Prefix of the names of workspaces. No component may have it.
 WORKSPACE = "workspace "
-#: What has chunks that are used from before the daemon's start.
+#: Workspace of the chunks that workers of the daemon before still use.
 MISSING = f"{WORKSPACE}of workers of the daemon before"
 
 
@@ -79,28 +79,27 @@ class Component:
     group: str | None
     mutable: bool
     workspace: bool = False
-    #: Its family, or "".
     part_of: str = ""
     #: As registered, or "permanent" while pinned. A part that its family does not keep is
     #: `sequential` instead.
     own_policy: Policy = "lru"
-    #: The `own_policy` to restore when it is unpinned; None if it is not pinned.
+    #: The `own_policy` from before its pin; None if it is not pinned.
     unpinned_policy: Policy | None = None
     scratch: Scratch = ""
 
     state: State = State.FILLING
     #: Number of its current or last residency; 0 before the first.
     generation: int = 0
-    #: Orders components that came in at the same time.
+    #: Its place among leased components that came to the device at the same time.
     leased_seq: int = 0
-    #: Its chunks while it occupies them for good, else 0.
+    #: Its chunks, while they will not come free for others; else 0.
     fixed: int = 0
     #: Kept after an eviction, to ask for the same chunks again.
     runs: Runs = ()
     #: Its load copied nothing: another component with the same bytes was on these chunks.
     joined: bool = False
-    #: While it is on the device: the host copy that was filled with its bytes; 0 if no other can
-    #: have them. While it leaves: the chunks that come free with it, as nobody stays on them.
+    #: While it is on the device: the host copy that was filled with its bytes; 0 if no other
+    #: component can have these. `frees`: while it leaves, the chunks that come free with it.
     origin: int = 0
     frees: int = 0
     #: Leases that hold it. `holders` and `agents`: their number by session, and by agent.
@@ -115,8 +114,8 @@ class Component:
     mapped: bool = False
     #: The owner may have written since the last write-back.
     dirty: bool = False
-    #: Of scratch, None for everything: `kept`, the ranges in the host copy; `to_save`, those to
-    #: save. `used_number`: number of the last `UsedRanges`.
+    #: Of scratch (None: all of it): `kept`, the ranges in the host copy; `to_save`, those to save.
+    #: `used_number`: number of the last `UsedRanges`.
     kept: Ranges | None = None
     to_save: Ranges | None = None
     used_number: int = 0
@@ -125,7 +124,6 @@ class Component:
     #: The client's name for the bytes, and a hash of their layout in the host copy.
     content: str = ""
     layout: str = ""
-    #: Why it is being evicted, and for which waiter.
     reason: Reason = "room"
     evicting_for: Key | None = None
     #: The request to answer after the current step.
@@ -139,9 +137,9 @@ class Component:
     ending: bool = False
     #: Granted in this residency.
     used: bool = False
-    #: Loaded or to be loaded ahead of its next acquire.
+    #: Whether it was or is to be loaded ahead of its next acquire.
     expected: bool = False
-    #: A part that was idle when its family was made smaller.
+    #: Whether it was idle when its family stopped keeping it.
     kept_no_more: bool = False
     #: Priority of its last lease, and a hash of the agent.
     priority: int = 0
@@ -152,13 +150,12 @@ class Component:
     load_started: float = 0.0
     resident_since: float = 0.0
     idle_since: float = 0.0
-    #: While it is in the way, no other agent of its holders' sessions may share it before this
+    #: While it is in the way, other agents of its holders' sessions may not share it before this
     #: time. `closed_s`: length of that period.
     closed_until: float = 0.0
     closed_s: float = 0.0
     #: Last release; None once an acquire came after it.
     released_at: float | None = None
-    #: End of its last use.
     last_used: float | None = None
     #: Time of the last load, including the wait for earlier loads.
     swap_in_s: float | None = None
@@ -201,7 +198,7 @@ class Component:
 
     @property
     def side(self) -> str:
-        """Members of one group that have the same side do not exclude each other."""
+        """Members of one group exclude each other unless they have the same side."""
         return self.part_of or self.name
 
     @property
@@ -210,7 +207,7 @@ class Component:
 
     @property
     def only_pinned(self) -> bool:
-        """Whether it stays only because it is pinned."""
+        """Whether it stays because of its pin alone."""
         return self.policy == "permanent" and self.unpinned_policy not in (None, "permanent")
 
     @property
@@ -255,7 +252,7 @@ class Component:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """The copies of one direction, which run one after the other."""
+    """The copies of one direction, one after the other. `ended_at`: when the last one ended."""
 
     nbytes: int = 0
     ended_at: float = 0.0
@@ -275,7 +272,7 @@ class Transfer:
     began: float
     #: None if nothing is copied.
     lane: Lane | None = None
-    #: A session that is gone, if its process can still write to the chunks.
+    #: The component's session, if it is gone and its process can still write to the chunks.
     writer: int | None = None
 
 
@@ -286,7 +283,7 @@ class Waiter:
     session: int
     request: int
     agent: int
-    #: As requested. `names`: with each family replaced by its parts.
+    #: `names`: `asked`, with parts in place of each family.
     asked: tuple[str, ...]
     names: tuple[str, ...]
     priority: int
@@ -314,7 +311,7 @@ class Waiter:
     #: that must wait.
     overtaken: int = 0
     head_since: float | None = None
-    #: Most waiters that may overtake it now; None before it was a head that must wait.
+    #: Most waiters that may overtake it now; None before it must wait as the head.
     bound: int | None = None
     #: Leases to end if it needs memory. `spent`: they were ended.
     spare: tuple[Release, ...] = ()
@@ -344,8 +341,8 @@ class Follower:
     #: Time of its last prediction. `acted`: it was to be loaded for that, and is not asked for yet.
     #: `failed`: that was in vain.
     since: float = 0.0
-    #: Start of the use that it follows, and of the use before that one. A use begins with what the
-    #: last one had already: a family may be used part by part.
+    #: Start of the use that it follows, and of the use before that. A use begins with what the last
+    #: one had already: a family may be used part by part.
     began: float = 0.0
     began_before: float = 0.0
     acted: bool = False

@@ -141,7 +141,7 @@ def on_host_copy_failed(ledger: Ledger, event: HostCopyFailed) -> None:
 
 
 def _made_or_sealed(ledger: Ledger, uid: int) -> Component | None:
-    """Return the component of this host copy, or None if the host copy is no longer needed."""
+    """None: the host copy is no longer needed, and was let go."""
     c = ledger.host.owners[uid]
     ledger.host.making.pop(uid, None)
     wanted = c.renewal.uid if c.renewal is not None else c.uid
@@ -264,7 +264,7 @@ def sealed(ledger: Ledger, c: Component, renewal: Renewal) -> None:
 
 
 def _renew(ledger: Ledger, c: Component, renewal: Renewal) -> None:
-    """Replace the host copy. The old bytes on the device leave at their last release."""
+    """The old bytes on the device leave at their last release."""
     old, c.uid, c.renewal = c.uid, renewal.uid, None
     c.updated_by = renewal.begun_by
     move = ledger.moves.get(c.generation)

@@ -11,7 +11,7 @@ from swapd.core.ledger import Ledger, drop_member
 from swapd.core.records import Component
 from swapd.shared.protocol import Register
 
-#: Longest time to fill bytes that others want to share, plus the time of a slow disk.
+#: Longest time to wait for the bytes of another, plus the time of a slow disk for them.
 SHARE_PATIENCE_S = 30.0
 SLOWEST_BYTES_PER_S = 100e6
 #: Most kept host copies. Each takes a file descriptor of the daemon.
@@ -104,8 +104,8 @@ def order_now(ledger: Ledger, order: MakeHostCopy | SealHostCopy) -> None:
 
 
 def let_go_of_host_copy(ledger: Ledger, uid: int) -> None:
-    """Keep a host copy that no component uses if it may serve another, else drop it. While it is
-    being made or sealed, wait for that."""
+    """Keep a host copy that no component uses if it may serve another, else drop it, once it is
+    made or sealed."""
     host, most = ledger.host, 0 if ledger.stopping else ledger.rules.keep_host
     nbytes = host.owners[uid].nbytes
     if uid in host.making or not host.contents.is_last(uid) or not 0 < nbytes <= most:
@@ -117,7 +117,7 @@ def let_go_of_host_copy(ledger: Ledger, uid: int) -> None:
 
 
 def forget_all_but(ledger: Ledger, most: int) -> None:
-    """Drop kept host copies, the least recently used first, until `most` bytes are left."""
+    """The least recently used go first."""
     host = ledger.host
     while host.kept_bytes > most or len(host.kept) > KEPT_MAX:
         forget(ledger, next(iter(host.kept)))

@@ -1,7 +1,5 @@
-"""Checks of a request by itself; its deadline; the content that it shares.
-
-A request that fails a check is refused before it becomes an event.
-"""
+"""Checks of a request by itself, before it becomes an event; its deadline; the content that it
+shares."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,7 +13,7 @@ from swapd.shared.text import problem_with_text
 #: More than any machine has: a larger size is a mistake.
 _BYTES_MAX = 1 << 50
 
-#: All followers are loaded when the component before them is used.
+#: Bounded because the use of a component loads all its followers.
 _FOLLOWERS_MAX = 64
 
 #: Longer than any daemon runs: such a timeout means no deadline.
@@ -23,13 +21,12 @@ _TIMEOUT_MAX_S = 1e9
 
 
 def problem_with(request: protocol.AnyRequest) -> str | None:
-    """Return the problem with a decoded request, for its sender; None if there is none."""
+    """Return the problem with a decoded request, for its sender."""
     checks = _CHECKS.get(type(request), ())
     return next(filter(None, (check(request) for check in checks)), None)
 
 
 def names_of(request: protocol.AnyOrder | None) -> tuple[str, ...]:
-    """Return the components and families that a request names."""
     many = protocol.Acquire | protocol.Prefetch | protocol.Follows | protocol.Forget
     if isinstance(request, many):
         return request.names
@@ -174,7 +171,6 @@ def _used(used: protocol.UsedRanges) -> str | None:
     return None
 
 
-#: The checks of each request, in order.
 _CHECKS: dict[type, tuple[Callable[[Any], str | None], ...]] = {
     protocol.Acquire: (_asked_names, _timeout, _spare),
     protocol.AcquireWorkspace: (_workspace, _timeout, _spare),
@@ -196,14 +192,13 @@ _CHECKS: dict[type, tuple[Callable[[Any], str | None], ...]] = {
 
 
 def deadline(timeout_s: float | None, now: float) -> float | None:
-    """Return the deadline of an acquire that came at `now`; None if it has none."""
+    """Return when an acquire that came at `now` expires; None: never."""
     return None if timeout_s is None or timeout_s > _TIMEOUT_MAX_S else now + timeout_s
 
 
 def due(due_s: float, now: float) -> int:
-    """Return the rank of an acquire by the time at which it is wanted: negative milliseconds. An
-    acquire that names no time has rank 0, behind all of these; so has one that names infinity,
-    which a record of the swap log cannot hold."""
+    """Return the rank of an acquire by when it is wanted: negative milliseconds; 0, the last,
+    without a time. Infinity counts as none, as the swap log cannot hold it."""
     return 0 if due_s > _TIMEOUT_MAX_S else int(min((now + due_s) * 1e3 - protocol.NUMBER_MAX, -1))
 
 

@@ -1,8 +1,6 @@
 """The core: events in, actions out. `README.md` has its states, events, actions and rules.
 
-`Residency.handle` passes an event to its handler, then decides until nothing changes. The state
-records each decision at once. No file of the core may use clocks, logging, sockets, memory or
-torch.
+No file of the core may use clocks, logging, sockets, memory or torch.
 """
 
 from collections.abc import Callable
@@ -89,11 +87,9 @@ def on_copied_out(ledger: Ledger, event: CopiedOut) -> None:
 
 
 def on_copy_failed(ledger: Ledger, event: CopyFailed) -> None:
-    """After a failed load the component is absent; after a failed write-back it is resident.
-
-    Neither loses bytes, except that scratch leaves anyway. Waiters for the copy are refused, and
-    holders that were granted it early are told.
-    """
+    """After a failed load the component is absent; after a failed write-back it is resident, unless
+    it is scratch, which leaves. Other bytes are not lost. Waiters for the copy are refused; holders
+    that were granted it early are told."""
     move = ledger.moves.pop(event.generation)
     c = move.component
     if move.lane is None:
@@ -161,10 +157,8 @@ def on_reclaimed(ledger: Ledger, event: Reclaimed) -> None:
 
 
 def on_device_down(ledger: Ledger, event: DeviceDown) -> None:
-    """Refuse waiters for components that are not on the device, now and later.
-
-    Copies in flight still end with events of their own. The first reason is kept.
-    """
+    """Refuse waiters for components that are not on the device, now and later. Copies in flight
+    still end with events of their own. The first reason is kept."""
     ledger.down = ledger.down or event.why
     ledger.prefetches.clear()
     ledger.replan = True
@@ -234,11 +228,11 @@ _BEGINS = (
 class Residency:
     """All components of one device, and all decisions about them.
 
-    Synchronous and single-threaded: one caller sends one event at a time, in order of time.
+    Single-threaded: one caller sends one event at a time, in order of time.
     """
 
     def __init__(self, chunks: int, chunk_bytes: int, rules: Rules | None = None) -> None:
-        #: Read-only for callers: only `handle` may change it.
+        #: Only `handle` may change it.
         self.ledger = Ledger(chunks, chunk_bytes, rules or Rules())
         self._planner = Planner(self.ledger)
         prefetch.declare_order(self.ledger)
@@ -258,7 +252,7 @@ class Residency:
     def rules(self) -> Rules:
         return self.ledger.rules
 
-    #: Returns the problem with a request by itself, or None if it may become a `SessionRequest`.
+    #: Returns why a request may not become a `SessionRequest`; None if it may.
     problem_with = staticmethod(requests.problem_with)
 
     def handle(self, event: AnyEvent) -> list[AnyAction]:
@@ -283,7 +277,7 @@ class Residency:
         return out
 
     def next_deadline(self) -> float | None:
-        """Return when the next Tick is due at the latest, on the events' clock; None if none is."""
+        """Return when the next Tick is due at the latest, on the events' clock; None: never."""
         ledger, acks = self.ledger, self.ledger.acks
         times = (
             self._planner.next_deadline(),

@@ -30,8 +30,8 @@ from swapd.core.records import Component, Rules, Session, Transfer
 from swapd.core.states import State
 from swapd.shared.protocol import Runs
 
-#: Debts to read messages, from the lifeline or among the replies. Any other debt, to let go of lent
-#: memory, has the generation of the workspace.
+#: The debts to read the lifeline, and replies. Any other is to let go of lent memory, and has the
+#: generation of the workspace.
 LIFELINE, REPLIES = 0, -1
 
 
@@ -81,7 +81,6 @@ def _end_requests(ledger: Ledger, session: int, requests: Iterable[int]) -> int:
 
 
 def _end(ledger: Ledger, c: Component, event: SessionEnds, most: int) -> int:
-    """End it, or at most `most` of its waiters; return the number of steps."""
     c.ending = True
     waiters = len(c.waiting) + len(c.promised)
     why = explain.owner_gone(c, ledger.sessions[c.session].label)
@@ -186,7 +185,7 @@ def _fence(ledger: Ledger, number: int, why: str) -> None:
 
 
 def on_rules_changed(ledger: Ledger, event: RulesChanged) -> None:
-    """Apply the new rules, also to debts that exist: some may be overdue at once."""
+    """The new rules apply to existing debts, too: some may be overdue at once."""
     changed = msgspec.structs.asdict(event)
     del changed["now"]
     ledger.rules = msgspec.structs.replace(ledger.rules, **changed)
@@ -234,7 +233,7 @@ def _strand(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> Non
 
 
 def _drop_host_copies(ledger: Ledger, c: Component, move: Transfer | None) -> None:
-    """Drop its host copies, except one that `move` uses: that one goes when `move` ends."""
+    """A host copy that `move` uses goes when `move` ends."""
     if not (move and move.uid == c.uid):
         registry.let_go_of_host_copy(ledger, c.uid)
     if c.renewal is not None:
@@ -262,7 +261,7 @@ def abandon(ledger: Ledger, move: Transfer) -> None:
 
 
 def _free(ledger: Ledger, runs: Runs, writer: int | None) -> None:
-    """Free chunks, or quarantine them if `writer` may still write to them."""
+    """Quarantine the chunks if `writer` may still write to them."""
     if writer in ledger.quarantined:
         ledger.quarantined[writer].append(runs)
         if writer in ledger.dying:
@@ -275,7 +274,7 @@ def _free(ledger: Ledger, runs: Runs, writer: int | None) -> None:
 
 
 def end_quarantine(ledger: Ledger, session: int) -> None:
-    """Free the chunks of a session whose process has ended or unmapped them."""
+    """The process of the session has ended, or has unmapped the chunks."""
     for runs in ledger.quarantined.pop(session, ()):
         if session in ledger.dying:
             ledger.leaving -= count(runs)

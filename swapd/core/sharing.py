@@ -1,7 +1,7 @@
 """Requests that need no memory: when they are granted at once, and before others. Pure.
 
-A bounded number of requests whose components are all in or coming may overtake the head of the
-queue. So fewer components come and go, and nobody starves.
+A bounded number of requests whose components are all on the device or loading may overtake the head
+of the queue, so that fewer components come and go, and nobody starves.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ OVERTAKEN_LOADS = 64
 
 
 class Shared(NamedTuple):
-    """All components of the request are in or loading, so it needs no memory."""
+    """All components of the request are in or loading."""
 
 
 def at_once(ledger: Ledger, w: Waiter, asked: list[Component]) -> Refusal | Shared | None:
@@ -37,11 +37,8 @@ def at_once(ledger: Ledger, w: Waiter, asked: list[Component]) -> Refusal | Shar
 
 
 def may_share(ledger: Ledger, w: Waiter, asked: Iterable[Component]) -> bool:
-    """Return whether `w` needs no memory and may go before earlier waiters.
-
-    A request after an update must get the new bytes, so it shares no old ones. A late request joins
-    no load.
-    """
+    """Return whether `w` needs no memory and may go before earlier waiters. A request after an
+    update must get the new bytes, so it shares no old ones. A late one joins no load."""
     enough = (State.RESIDENT,) if is_late(ledger, w) else (State.RESIDENT, State.LOADING)
     for c in asked:
         if c.state not in enough or c.unregistering:
@@ -57,8 +54,8 @@ def may_join(ledger: Ledger, c: Component, w: Waiter) -> bool:
 
 
 def is_closed(ledger: Ledger, c: Component) -> bool:
-    """Return whether `c` is in the way of the head, or could leave instead. It matters, and is
-    exact, only once the head may not be overtaken any more."""
+    """Return whether `c` is in the way of the head, or could leave instead: exact only once the
+    head may not be overtaken, when it matters."""
     if c.name in ledger.in_the_way or ledger.closed_from is None:
         return True
     return c.chunks >= ledger.closed_from and c.policy != "permanent"
@@ -98,10 +95,8 @@ def _most(ledger: Ledger, head: Waiter) -> int:
 
 
 def worth(load_s: float, use_s: float) -> int:
-    """Return how many uses of `use_s` may go before a load of `load_s`.
-
-    Each saves a load, but the head waits for all of them: at most a multiple of its load's time.
-    """
+    """Return how many uses of `use_s` may go before a load of `load_s`. Each saves a load, but the
+    head waits for all of them: at most a multiple of its load's time."""
     # a worker may report uses so short that the quotient is infinite
     return int(min(OVERTAKEN_LOADS * load_s / use_s, NUMBER_MAX)) if use_s else NUMBER_MAX
 
@@ -112,13 +107,12 @@ def usual_s(before_s: float, last_s: float) -> float:
 
 
 def goes_on(ledger: Ledger, c: Component, w: Waiter) -> bool:
-    """Return whether `w` may share `c` because its holders may need that, or because its turn goes
-    on.
+    """Return whether `w` may share `c` because its holders may need that, or its turn goes on.
 
     An agent that holds `c` may: it could not release otherwise. The last agent that had `c` may
-    within the minimum residency, if it is not queued yet. Another agent of a session that holds `c`
-    may after a time: a holder may wait for it, which the daemon cannot see, or it is one of many
-    with overlapping leases.
+    within the minimum residency, if it is not queued. Another agent of a session that holds `c` may
+    after a time: a holder may wait for it, which the daemon cannot see, or it is one of many with
+    overlapping leases.
     """
     if w.owner in c.agents:
         return True
@@ -132,9 +126,9 @@ def goes_on(ledger: Ledger, c: Component, w: Waiter) -> bool:
 
 
 def is_missed(ledger: Ledger, w: Waiter, asked: list[Component]) -> bool:
-    """Return whether it may matter to a waiter that `w` is granted `asked` at once: one of them was
-    idle, or its holders may be asked for it; or `w` must hurry, overtakes the head as the last, or
-    may hold something that it waits for."""
+    """Return whether a grant of `asked` to `w` at once may matter to a waiter: one of them was
+    idle, or its holders may be asked for it; or `w` must hurry, is the last to overtake the head,
+    or may hold something that it waits for."""
     notices, head = ledger.notices, ledger.queue.head(ledger.now)
     for c in asked:
         if not c.leases or c.name in notices.wanted or c.priority > w.priority:
@@ -153,5 +147,5 @@ def holds_and_waits(ledger: Ledger, head: Waiter) -> bool:
 
 
 def is_late(ledger: Ledger, w: Waiter) -> bool:
-    """Return whether `w` may only have resident components: its deadline has passed, or is now."""
+    """A late request may only have resident components: its deadline has passed, or is now."""
     return w.deadline is not None and w.deadline <= ledger.now

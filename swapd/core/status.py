@@ -1,7 +1,7 @@
 """The replies to status and forecast. Changes nothing.
 
-A forecast is the verdict of `eviction.py` for a waiter outside the queue. The acquire itself then
-does the same, unless something happens in between.
+A forecast is the verdict of `eviction.py` for a waiter outside the queue. Unless something happens
+in between, the acquire does the same.
 """
 
 from collections.abc import Iterable
@@ -87,7 +87,7 @@ def session_status(ledger: Ledger, session: int) -> SessionStatus:
 
 
 def wasted(ledger: Ledger, now: float) -> WastedLoads | None:
-    """Return a summary of the last wasted loads; None before there were enough."""
+    """None before there were enough wasted loads."""
     if len(ledger.wasted) < WASTED_LAST:
         return None
     (first, _, hits, busy_s), (last, _, hits_then, busy_then_s) = (
@@ -119,7 +119,6 @@ def waits(core: Residency, now: float) -> tuple[WaitStatus, ...]:
 
 
 def copies(ledger: Ledger, now: float) -> tuple[CopyStatus, ...]:
-    """Return the copies under way, and those that wait for them."""
     found: list[CopyStatus] = []
     busy = set()
     moving = [move for move in ledger.moves.values() if move.lane is not None]
@@ -155,8 +154,7 @@ _NAMED = 3
 def forecast(
     core: Residency, asked: ForecastRequest, session: int, now: float
 ) -> Forecast | Refused:
-    """Return the reply if `session` acquired these components now, or the refusal that it would
-    get."""
+    """Return the reply, or the refusal that the acquire would get."""
     ledger = core.ledger
     if ledger.stopping:
         return Refused(asked.id, "stopping", explain.STOPPING)
@@ -238,7 +236,6 @@ def _first(ledger: Ledger, w: Waiter) -> Blocker:
 def _blocking(
     ledger: Ledger, w: Waiter, asked: list[Component], going: list[Component], now: float
 ) -> Iterable[Blocker]:
-    """Yield components that must leave and cannot now, and those promised to earlier waiters."""
     use_s = eviction.usual_use_s(asked)
     for c in going:
         if c.leases:

@@ -1,8 +1,5 @@
-"""How a component comes in and leaves, and when it leaves on its own.
-
-`planner.py` decides which components leave to make room. A workspace has no host copy: its chunks
-are lent for one lease.
-"""
+"""How a component comes in and leaves, and when it leaves on its own; `planner.py` decides which
+leave to make room. A workspace has no host copy: its chunks are lent for one lease."""
 
 from swapd.core import eviction, predictions, registry, twins
 from swapd.core.actions import (
@@ -82,7 +79,6 @@ def hasten(ledger: Ledger, c: Component, urgency: Urgency) -> None:
 
 
 def _make_stoppable(ledger: Ledger, c: Component) -> None:
-    """Make a load that nobody waits for a candidate for eviction."""
     ledger.idle.drop(c)
     if c.stoppable:
         make_idle(ledger, c, since=ledger.now)
@@ -106,7 +102,7 @@ def copied(
 
 
 def loaded(ledger: Ledger, c: Component, copy_s: float | None = None) -> None:
-    """Make it resident, after a copy of `copy_s`; None if nothing was copied."""
+    """`copy_s`: seconds of the copy; None if nothing was copied."""
     c.enter(State.RESIDENT)
     c.resident_since = ledger.now
     ledger.holders.rank(c)
@@ -137,8 +133,8 @@ def load_failed(ledger: Ledger, c: Component) -> None:
 
 
 def settle(ledger: Ledger, c: Component) -> None:
-    """After the end of a lease, a promise or a load: make it idle if no request needs it, or evict
-    it."""
+    """Make `c` idle or evict it if no request needs it. Call this after a lease, promise or load of
+    it has ended."""
     if c.state not in (State.LOADING, State.RESIDENT) or c.leases or c.promised:
         return
     if c.workspace:
@@ -188,7 +184,7 @@ def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:
 
 
 def set_pinned(ledger: Ledger, c: Component, pinned: bool) -> None:
-    """Pin or unpin. In a family, this applies to the parts that it keeps."""
+    """In a family, this applies to the parts that it keeps."""
     if c.pinned == pinned:
         return
     kept = c.policy == c.own_policy
@@ -241,7 +237,7 @@ def take_out(ledger: Ledger, c: Component) -> None:
 
 
 def _leave_unsaved(ledger: Ledger, c: Component) -> None:
-    """Drop unsaved scratch, which begins anew as zeros. The host copy of others has all bytes."""
+    """Unsaved scratch begins anew as zeros. For all else, the host copy has all bytes."""
     if c.dirty and c.scratch:
         c.kept, c.dirty = (), False
     _vacate(ledger, c, bytes_back=0)
@@ -320,7 +316,7 @@ def close_workspace(ledger: Ledger, c: Component) -> None:
 
 
 def reclaim(ledger: Ledger, c: Component) -> None:
-    """Take its memory back; not while it is still being lent."""
+    """Call this once the memory has been lent, not while that is under way."""
     ledger.moves[c.generation] = Transfer(c, c.uid, c.runs, ledger.now)
     ledger.out.append(Reclaim(c.name, c.generation, c.runs))
 
@@ -336,7 +332,7 @@ def missing_at_start(ledger: Ledger, event: MemoryMissing) -> None:
 
 
 def reclaimed_in_part(ledger: Ledger, move: Transfer, runs: Runs) -> None:
-    """Free these chunks of a workspace. The others are still out."""
+    """The other chunks of the workspace are still out."""
     c = move.component
     ledger.pool.give(runs)
     c.runs = move.runs = without(move.runs, runs)
@@ -349,7 +345,7 @@ def reclaimed_in_part(ledger: Ledger, move: Transfer, runs: Runs) -> None:
 
 
 def reclaimed(ledger: Ledger, c: Component) -> None:
-    """Free all chunks of a workspace, reclaimed or never given away."""
+    """All chunks of the workspace are the arena's again, or were never given away."""
     ledger.pool.give(c.runs)
     if c.state is State.RECLAIMING:
         ledger.leaving -= c.chunks

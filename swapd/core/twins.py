@@ -1,7 +1,7 @@
 """Twins: components with the same bytes, of which one copy on the device serves all.
 
-A component whose twin is in joins it on its chunks, and nothing is copied. The chunks come free
-with the last that leaves them. Of twins that nobody needs, one stays.
+A component whose twin is on the device joins it on its chunks, and nothing is copied. The last to
+leave frees the chunks. Of twins that nobody needs, one stays.
 """
 
 from collections.abc import Collection, Hashable, Iterable
@@ -28,7 +28,6 @@ def to_await(ledger: Ledger, c: Component) -> Component | None:
 
 
 def _twins(ledger: Ledger, c: Component) -> Iterable[Component]:
-    """Yield twins on the device, without those that may not be there together with `c`."""
     if (origin := ledger.host.contents.origin(c.uid)) in ledger.alike and c.chunks:
         for other in ledger.alike[origin].values():
             if other is not c and not other.excludes(c):
@@ -36,7 +35,7 @@ def _twins(ledger: Ledger, c: Component) -> Iterable[Component]:
 
 
 def _is_in(c: Component) -> bool:
-    """Return whether the bytes of its origin are on its chunks."""
+    """Return whether the bytes are on the chunks of `c`."""
     return c.state is State.RESIDENT or (c.state is State.LOADING and c.joined)
 
 
@@ -53,10 +52,8 @@ def needed(ledger: Ledger, asked: Collection[Component]) -> set[str]:
 
 
 def take_chunks(ledger: Ledger, c: Component) -> Component | None:
-    """Give `c` its chunks for a load: those of a twin, which is returned, or its own.
-
-    The load of a twin took as long as its own would have.
-    """
+    """Give `c` its chunks for a load: those of a twin, which is returned, or its own. Its load
+    would have taken as long as the twin's."""
     twin = to_join(ledger, c)
     c.joined = twin is not None
     if twin is not None:
@@ -72,7 +69,6 @@ def take_chunks(ledger: Ledger, c: Component) -> Component | None:
 
 
 def beside(ledger: Ledger, c: Component) -> list[Component]:
-    """Return the others on the chunks of `c`, which is on the device."""
     if not c.origin:
         return []
     alike = ledger.alike[c.origin].values()
@@ -80,31 +76,28 @@ def beside(ledger: Ledger, c: Component) -> list[Component]:
 
 
 def leased_beside(ledger: Ledger, some: Iterable[Component]) -> list[Component]:
-    """Return the others with leases on the chunks of these."""
     if not ledger.pool.shared:
         return []
     return [other for c in some for other in beside(ledger, c) if other.leases]
 
 
 def need_not_stay(ledger: Ledger, c: Component) -> bool:
-    """Return whether idle `c` leaves because a twin keeps its bytes in.
-
-    None leaves while the device is down, and the twin may leave for good.
-    """
+    """Return whether idle `c` leaves because a twin keeps its bytes in. None leaves while the
+    device is down, as the twin may leave for good."""
     if not c.origin or ledger.down or c.policy == "permanent":
         return False
     return any(map(_is_in, beside(ledger, c)))
 
 
 def begin_to_leave(ledger: Ledger, c: Component) -> None:
-    """Note that its chunks will soon be free, unless another stays on them."""
+    """The chunks of `c` will soon be free, unless another stays on them."""
     stays = c.origin and any(not other.evicting for other in beside(ledger, c))
     c.frees = 0 if stays else c.chunks
     ledger.leaving += c.frees
 
 
 def leave(ledger: Ledger, c: Component) -> None:
-    """Note that `c` is on its chunks no longer. The caller gives them back."""
+    """The caller gives the chunks of `c` back."""
     ledger.leaving -= c.frees
     c.frees = 0
     if not c.origin:
@@ -117,7 +110,7 @@ def leave(ledger: Ledger, c: Component) -> None:
 
 
 def body(ledger: Ledger, c: Component) -> tuple[Hashable, int]:
-    """Return what stands for the chunks that `c` is on, or will join; and how many of them are not
+    """Return a key for the chunks that `c` is on or will join, and how many of them are not
     fixed."""
     one = c if c.on_device else to_join(ledger, c) or c
     if others := beside(ledger, one):
