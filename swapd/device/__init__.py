@@ -34,8 +34,7 @@ def open_device(
     *,
     in_part: bool = False,
 ) -> Device:
-    """Open the device `name` with an arena of `budget` bytes. Blocks: allocates and touches the
-    whole arena.
+    """Open the device `name` with an arena of `budget` bytes. Blocks: allocates and touches it all.
 
     "host" is host memory, "cuda:1" or "cuda1" a GPU by its index, "cuda" the first. `chunk` is in
     bytes, `bandwidth` in bytes per second (host only; None: unlimited), `pin_limit` in bytes of
@@ -52,8 +51,8 @@ def open_device(
 
 
 def number_of(name: str, budget: int, chunk: int, bandwidth: float | None) -> int | None:
-    """Return the number of the GPU that these settings are for; None: the host. Raises: DeviceError
-    if they open no device on any machine."""
+    """Return the index of the GPU; None: the host. Raises: DeviceError if these settings open no
+    device on any machine."""
     number = gpu_number(name)
     if number is None and name != "host":
         raise DeviceError(f"there is no device {name!r}; use --device host, cuda or cuda:0")

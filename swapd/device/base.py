@@ -46,7 +46,7 @@ class MemoryUse(NamedTuple):
     free: int
     processes: tuple[ProcessUse, ...]
     notes: tuple[str, ...]
-    #: Bytes of host copies that are pinned, and that the device refused to pin.
+    #: Bytes of host copies: pinned, and refused by the device.
     pinned: int = 0
     unpinned: int = 0
 
@@ -75,7 +75,7 @@ class Device(Protocol):
     chunks_per_file: int
     #: Chunks that have no memory yet, as after `reclaim` with ChunksMissing.
     missing: Runs
-    #: Whether work of a process may go on for a while after the process has ended.
+    #: Whether work of a process may go on for a while after its end.
     outlasts: bool
     #: Whether `pin` accepts memory that is mapped read-only in this process.
     read_only_pins: bool
@@ -98,8 +98,8 @@ class Device(Protocol):
         """
 
     def unpin(self, address: int) -> None:
-        """Undo `pin`, before the memory is unmapped. No-op if it is not pinned or the device is
-        lost. Blocks. No copy may be using the memory."""
+        """Undo `pin`, before the memory is unmapped and while no copy uses it. No-op if it is not
+        pinned or the device is lost. Blocks."""
 
     def pinned(self) -> Pinned | None:
         """Return the progress of all `pin` calls; None if copies need no pinned memory. Does not
@@ -115,15 +115,15 @@ class Device(Protocol):
         start: int = 0,
         landed: Landed | None = None,
     ) -> None:
-        """Copy `nbytes` bytes from address `source` into the chunks of `runs`, in order.
+        """Copy `nbytes` bytes from address `source`, which must stay mapped until the copy returns,
+        into the chunks of `runs`, in order. The rest of the last chunk is zeroed.
 
         With `only`, copy these ranges and zero the others, without reading the source there. The
         first `start` bytes arrived in an earlier copy of the same bytes to the same chunks, which
         `landed` ended by raising.
 
         `landed` is called in order, every few MiB and at the end, in this thread or one of the
-        device's. If it raises, the copy raises that error after the pieces in flight. `source` must
-        stay mapped until the copy returns. The rest of the last chunk is zeroed. Raises:
+        device's. If it raises, the copy raises that error after the pieces in flight. Raises:
         DeviceError; then the chunks' contents are undefined, and the caller still owns them.
         """
 
@@ -136,11 +136,8 @@ class Device(Protocol):
         only: Ranges | None = None,
     ) -> None:
         """Copy the first `nbytes` bytes of the chunks of `runs` to address `target`; with `only`,
-        just these ranges.
-
-        Raises: DeviceError; then the contents of the target are undefined, and the chunks
-        unchanged.
-        """
+        just these ranges. Raises: DeviceError; then the target's contents are undefined, and the
+        chunks unchanged."""
 
     def lend(self, runs: Runs) -> None:
         """Give the memory of these chunks back to the system; their numbers stay. Blocks.
@@ -259,8 +256,8 @@ def runs_of(chunks: Iterable[int]) -> Runs:
 class Tails:
     """The offset in each chunk from which on it is zero.
 
-    A worker maps its last chunk as a whole, so earlier bytes there must be zeroed, but no more than
-    there are. So small components in large chunks come and go at no extra cost.
+    A worker maps its last chunk as a whole, so a load zeroes what earlier bytes are there, and no
+    more: small components in large chunks come and go at no extra cost.
     """
 
     def __init__(self, chunks: int, chunk_bytes: int) -> None:
@@ -284,7 +281,7 @@ class Tails:
         return Piece(chunk * self._chunk_bytes + end, 0, left - end) if left > end else None
 
     def end(self, whole: list[Piece]) -> None:
-        """Note that the pieces have arrived and the range is zeroed."""
+        """Call this when the pieces have arrived and the range is zeroed."""
         if whole:
             chunk, end = self._last(whole)
             self._ends[chunk] = end

@@ -85,8 +85,8 @@ class CudaError(DeviceError):
 
 
 def load() -> Any:
-    """Return `cuda.bindings.driver`, initialised. Raises: DeviceError that says what is missing and
-    what to do."""
+    """Return `cuda.bindings.driver`, initialised. Raises: DeviceError that names what is missing
+    and the remedy."""
     try:
         api = importlib.import_module("cuda.bindings.driver")
     except ImportError as exc:
@@ -113,8 +113,8 @@ def load() -> Any:
 
 
 def checked(api: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the values of the driver's `function`: None, a value, or a tuple. For calls without a
-    `Driver`; else use `Driver.call`. Raises: CudaError."""
+    """Return the values of the driver's `function`: None, a value, or a tuple. With a `Driver`, use
+    `Driver.call`. Raises: CudaError."""
     result, *values = function(*arguments)
     if result:
         raise CudaError(_name(api, result), int(result), function.__name__)
@@ -129,7 +129,7 @@ def device_names(api: Any) -> list[str]:
 
 
 def uuid_of(api: Any, device: Any) -> str:
-    """Return the uuid as nvidia-smi shows it, the same in every process."""
+    """As nvidia-smi shows it, the same in every process."""
     return f"GPU-{uuid.UUID(bytes=checked(api, api.cuDeviceGetUuid, device).bytes)}"
 
 
@@ -141,7 +141,7 @@ class Context:
     """
 
     def __init__(self, index: int) -> None:
-        """Open the GPU with this index. Blocks 0.1 s or more. Raises: DeviceError."""
+        """Blocks 0.1 s or more. Raises: DeviceError."""
         self._changing = threading.Lock()
         self._lost: str | None = None
         self._pid = os.getpid()
@@ -228,7 +228,7 @@ class Context:
         return result.name not in well
 
     def attribute(self, name: str) -> int:
-        """Return a device attribute, named without CU_DEVICE_ATTRIBUTE_; 0 if it is unknown."""
+        """`name`: without CU_DEVICE_ATTRIBUTE_. Return 0 for an unknown attribute."""
         attribute = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
         if attribute is None:
             return 0

@@ -36,7 +36,7 @@ from swapd.shared.units import size
 #: Descriptors for everything but chunks.
 SPARE_DESCRIPTORS = 256
 
-#: Attributes that a GPU needs for sharing chunks.
+#: Attributes of a GPU whose chunks can be shared.
 _ABILITIES = (
     "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
     "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
@@ -76,7 +76,7 @@ class Arena:
         return f"<Arena {self._nbytes >> 20} MiB in {len(self._chunks)} chunks, {lent} lent>"
 
     def export(self, number: int) -> OwnedFd:
-        """Return a descriptor for the caller. Calls no driver."""
+        """The caller owns the descriptor. Calls no driver."""
         chunk = self._chunks[number]
         if chunk is None:
             raise DeviceError(f"chunk {number} is lent")
@@ -129,7 +129,7 @@ class Arena:
         return self.base + number * self._chunk_bytes
 
     def _make(self, number: int) -> _Chunk:
-        """Allocate, export and map a chunk, without access yet."""
+        """The GPU has no access to the chunk yet."""
         with ExitStack() as undo:
             handle = self._driver.create(self._chunk_bytes)
             undo.callback(self._driver.release, handle)
@@ -150,7 +150,7 @@ class Arena:
                 self._driver.zero_later(at, nbytes, stream)
 
     def _free(self, number: int) -> None:
-        """Unmap and free a chunk. If the driver does not unmap it, nothing changes."""
+        """If the driver does not unmap the chunk, nothing changes."""
         chunk = self._chunks[number]
         if chunk is None:
             return
@@ -304,7 +304,7 @@ class CudaDevice:
     # --- what can be wrong at the start --------------------------------------------------
 
     def _check(self, *, in_part: bool) -> None:
-        """Raises: DeviceError that says what to do."""
+        """Raises: DeviceError with a remedy."""
         for ability in _ABILITIES:
             if not self._driver.attribute(ability):
                 raise DeviceError(

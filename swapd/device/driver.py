@@ -38,14 +38,15 @@ class Driver(Context):
     # --- physical memory -----------------------------------------------------------------
 
     def create(self, nbytes: int) -> int:
-        """Allocate. `release` frees the handle; the memory is freed when nothing refers to it."""
+        """Allocate. The memory is freed when its handle is released and nothing else refers to
+        it."""
         return int(self.call(self.api.cuMemCreate, nbytes, self._properties(), 0))
 
     def release(self, handle: int) -> None:
         self.call(self.api.cuMemRelease, handle)
 
     def export(self, handle: int) -> OwnedFd:
-        """Return a descriptor of the allocation, which keeps it allocated. The caller owns it."""
+        """Return a descriptor, which keeps the memory allocated. The caller owns it."""
         return OwnedFd(
             int(self.call(self.api.cuMemExportToShareableHandle, handle, self._fd_type, 0))
         )
@@ -97,7 +98,6 @@ class Driver(Context):
         self.call(self.api.cuMemHostUnregister, address)
 
     def allocate_pinned(self, nbytes: int) -> int:
-        """Allocate page-locked memory of the driver."""
         flags = self.api.CU_MEMHOSTALLOC_PORTABLE
         return int(self.call(self.api.cuMemHostAlloc, nbytes, flags))
 
@@ -119,7 +119,7 @@ class Driver(Context):
         self.call(self.api.cuStreamSynchronize, stream)
 
     def event(self) -> Any:
-        """Make an event without timing; waiting for it sleeps."""
+        """Make an event without timing. A thread that waits for it sleeps."""
         kinds = self.api.CUevent_flags
         flags = kinds.CU_EVENT_DISABLE_TIMING | kinds.CU_EVENT_BLOCKING_SYNC
         return self.call(self.api.cuEventCreate, flags)
@@ -139,7 +139,7 @@ class Driver(Context):
         return self._is_done(self.api.cuEventQuery, event)
 
     def is_idle(self, stream: Any) -> bool:
-        """Return whether everything on the stream is done. Does not block."""
+        """Does not block."""
         return self._is_done(self.api.cuStreamQuery, stream)
 
     def _is_done(self, query: Callable[..., Any], what: Any) -> bool:
@@ -187,13 +187,11 @@ class Driver(Context):
 
     @contextmanager
     def sparing_captures(self) -> Iterator[None]:
-        """Allow calls in this thread, in the context, that would otherwise spoil graphs during
-        their capture.
+        """Allow calls in this thread, in the context, that would spoil graphs during their capture.
 
-        Most calls spoil them, even an event's query: in a thread's default mode they end each
-        capture that this thread has begun, and each that any thread has begun in global mode, as
-        `torch.cuda.graph` does. Calls that touch the captured streams, such as `is_idle` of one,
-        fail in every mode.
+        Most do, even an event's query: in a thread's default mode they end each capture that this
+        thread has begun, and each that any thread has begun in global mode, as `torch.cuda.graph`
+        does. Calls that touch the captured streams, such as `is_idle` of one, fail in every mode.
         """
         relaxed = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         before = self.call(self.api.cuThreadExchangeStreamCaptureMode, relaxed)
@@ -219,7 +217,6 @@ class Driver(Context):
         return self.api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
     def _properties(self) -> Any:
-        """Describe memory of this GPU that can be exported as a descriptor."""
         made = self.api.CUmemAllocationProp()
         made.type = self.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         made.location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE

@@ -1,7 +1,5 @@
-"""The device without a GPU: the same contract on a memfd, with real memory, mappings and faults.
-
-It is also the test double. `bandwidth` makes it as slow as a bus.
-"""
+"""The device without a GPU, and the test double: the same contract on a memfd, with real memory,
+mappings and faults. `bandwidth` makes it as slow as a bus."""
 
 import fcntl
 import itertools
@@ -39,8 +37,8 @@ COPY_THREADS_MAX = 4
 
 
 def available_bytes() -> int:
-    """Return the available host memory: the kernel's estimate, or what the control groups leave of
-    it. Raises: DeviceError."""
+    """Return the available host memory: the kernel's estimate, or what the control groups leave if
+    that is less. Raises: DeviceError."""
     estimate = _meminfo("MemAvailable")
     return min(estimate, available(estimate))
 
@@ -71,10 +69,8 @@ class HostDevice:
     read_only_pins = True
 
     def __init__(self, budget: int, chunk: int, bandwidth: float | None = None) -> None:
-        """Allocate `budget // chunk` chunks and touch them all.
-
-        `budget` and `chunk` are in bytes, `bandwidth` in bytes per second. Raises: DeviceError.
-        """
+        """Allocate and touch `budget // chunk` chunks. `budget` and `chunk` are in bytes,
+        `bandwidth` in bytes per second. Raises: DeviceError."""
         self.chunk_bytes = chunk
         self.chunks = self.chunks_per_file = chunks_in(budget, chunk, unit=2 << 20)
         self._bandwidth = bandwidth
@@ -122,10 +118,10 @@ class HostDevice:
         return OwnedFd(os.dup((self._fd if writable else self._reader).fileno()))
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
-        """No-op: copies need no pinned memory."""
+        """No-op."""
 
     def pinned(self) -> None:
-        """Return None: copies are fast without."""
+        """Return None: copies need no pinned memory."""
 
     def unpin(self, address: int) -> None:
         """No-op."""
@@ -293,8 +289,8 @@ _NO_LIMIT = 1 << 62
 
 
 class Group(NamedTuple):
-    """A control group with a limit on memory, in bytes. `path` is its folder. `used` is without the
-    pages of files, which the kernel drops before it refuses memory."""
+    """A control group with a limit on memory, in bytes. `path`: its folder. `used`: without pages
+    of files, which the kernel drops before it refuses memory."""
 
     path: Path
     limit: int

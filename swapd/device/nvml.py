@@ -54,8 +54,7 @@ class Nvml:
         return tuple(sorted(uses, key=lambda use: (-use.nbytes, use.pid)))
 
     def notes(self, *, mps: bool) -> tuple[str, ...]:
-        """Return facts for people: NVML missing, MIG on, MPS running. `mps`: the CUDA driver says
-        that MPS is running."""
+        """Return facts for people. `mps`: the CUDA driver says that MPS is running."""
         notes = []
         if self._gpu is None:
             notes.append(f"other processes' use of the GPU is not known: NVML: {self.missing}")
@@ -101,7 +100,6 @@ class Nvml:
         return modes is not None and bool(modes[0])
 
     def _ask(self, question: str) -> Any:
-        """Return NVML's answer to `question` about this GPU, or None."""
         if self._gpu is None:
             return None
         try:

@@ -54,7 +54,7 @@ def takes_read_only(driver: Driver) -> bool:
 
 
 class HostRange(NamedTuple):
-    """A range of host memory. `offset` is in bytes from the start of the requested range."""
+    """`offset`: bytes from the start of the requested range."""
 
     offset: int
     nbytes: int
@@ -165,7 +165,7 @@ class Pins:
             self.unpin(address)
 
     def _pin_rest(self, address: int, writable: bool) -> None:
-        """Pin the rest, slice by slice. A failure leaves the slices that are done."""
+        """A failure leaves the slices that are done."""
         whole = self._asked[address]
         done = sum(end - start for start, end in self._within(address, whole))
         while done < whole:

@@ -1,8 +1,7 @@
 """One direction of copies on a GPU: a stream and the pieces on it.
 
 The thread that orders a copy enqueues its pieces, at most DEPTH ahead, waits for each in turn and
-reports it. So a copy begins and ends without waking another thread, and no callback of the driver
-runs Python.
+reports it. So no other thread is woken, and no callback of the driver runs Python.
 """
 
 from abc import ABC, abstractmethod
@@ -30,11 +29,8 @@ STAGED_BYTES = 4 << 20
 
 
 class Copy(NamedTuple):
-    """A piece of a copy, with its addresses on both sides. `done` bytes of the component are before
-    it.
-
-    Without a host address, a piece is zeroed on its way in, and left out on its way out.
-    """
+    """A piece of a copy, with its addresses on both sides; `done`: bytes of the component before
+    it. Without a host address, a piece is zeroed on its way in, and left out on its way out."""
 
     device: int
     host: int | None
@@ -56,8 +52,7 @@ class Direction(ABC):
     """Copies of one direction, one at a time. A subclass enqueues the pieces."""
 
     def __init__(self, driver: Driver) -> None:
-        """Make stream, events and staging buffer. Raises: DeviceError; then nothing is left
-        allocated."""
+        """Raises: DeviceError; then nothing is left allocated."""
         self._driver = driver
         with driver.current(), ExitStack() as undo:
             self._stream = driver.stream()
@@ -71,7 +66,7 @@ class Direction(ABC):
             self._made = undo.pop_all()
 
     def close(self) -> None:
-        """Free stream, events and buffer; no-op if the device is lost. Raises: DeviceError."""
+        """No-op if the device is lost. Raises: DeviceError."""
         with suppress(DeviceLost), self._driver.current():
             self._made.close()
 
