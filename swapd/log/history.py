@@ -1,8 +1,5 @@
 """The context of each swap log record, the story of a component, and filters. Makes no text for
-people.
-
-Records name sessions, requests and copies by number; `RecordContext` remembers what these mean.
-"""
+people."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -19,22 +16,21 @@ from swapd.shared import protocol
 LABELS_MAX = 10_000
 NAMES_GONE_MAX = 1_000
 
-#: Slow actions whose end names the generation.
+#: Actions whose end is an event with their generation.
 Slow = actions.CopyIn | actions.CopyOut | actions.Lend | actions.Reclaim
 
 
 def copied_bytes(order: actions.CopyIn | actions.CopyOut) -> int:
-    """Return the bytes that a copy moves: all of a component, the used ranges of scratch, or
-    none."""
+    """Return the bytes to copy: all of a component, or of scratch the ranges in use, or none."""
     if isinstance(order, actions.CopyIn) and order.joins:
         return 0
     return order.nbytes if order.only is None else sum(nbytes for _, nbytes in order.only)
 
 
 class RecordContext:
-    """What the numbers in later records mean.
+    """What the numbers in later records mean: records name sessions, requests and copies by number.
 
-    Call `note` with each record after looking at it. This forgets what no later record can refer
+    Call `note` with each record after looking at it. `note` forgets what no later record can refer
     to, so that a reader can follow a log for months.
     """
 
@@ -175,8 +171,8 @@ class RecordContext:
         self._forget_names(self.sizes)
 
     def _forget_names(self, grown: Mapping[str, object]) -> None:
-        """Forget names without a component or open request, from refused requests or from before
-        the log begins. Done rarely, because it looks at all names."""
+        """Forget names without a component or open request, of refused requests or from before the
+        log begins. Looks at all names, so it is rarely done."""
         if len(grown) <= 2 * len(self.masters) + NAMES_GONE_MAX:
             return
         there = set(self.masters.values()).union(*self.asked.values())
@@ -211,8 +207,7 @@ def _with_names(lines: Iterable[LogLine]) -> Iterator[tuple[LogLine, tuple[str, 
 
 
 def belonging(lines: Iterable[LogLine], name: str) -> set[str]:
-    """Return `name` and its other names in records: the parts of a family, or the family of a
-    part."""
+    """Return `name` with the parts of this family, or the family of this part."""
     asked = [
         e.request for line in lines if isinstance(e := line.record.event, events.SessionRequest)
     ]
@@ -232,11 +227,8 @@ class StoryStep(NamedTuple):
 
 def of_component(lines: Sequence[LogLine], name: str) -> list[list[StoryStep]]:
     """Return the story of a component or family, in the run of `lines`: a chapter for each first
-    cause, in order of time.
-
-    A chapter has the records about the component that followed from that cause, each after its own
-    cause and one deeper.
-    """
+    cause, in order of time. A chapter has the records about the component that followed from that
+    cause, each after its own cause and one deeper."""
     names = belonging(lines, name)
     numbered = [line for line in lines if not line.record.dropped]
     by_seq = {line.record.seq: line for line in numbered}
@@ -253,7 +245,7 @@ def of_component(lines: Sequence[LogLine], name: str) -> list[list[StoryStep]]:
 
 
 def _with_causes(about: Iterable[int], by_seq: Mapping[int, LogLine]) -> set[int]:
-    """Add the causes of these records that the log has."""
+    """Add the causes of these records, as far as the log has them."""
     kept: set[int] = set()
     for seq in about:
         while seq in by_seq and seq not in kept:
@@ -263,7 +255,6 @@ def _with_causes(about: Iterable[int], by_seq: Mapping[int, LogLine]) -> set[int
 
 
 def _in_turn(first: int, effects: Mapping[int, list[int]]) -> Iterator[tuple[int, int]]:
-    """Yield (record, depth) of a record and its effects, each after its cause."""
     todo = [(first, 0)]
     while todo:
         seq, depth = todo.pop()
@@ -286,8 +277,7 @@ class Filter(NamedTuple):
     since: float = 0.0
 
     def wants(self, record: Record, seen: RecordContext) -> bool:
-        """Return whether the record meets all conditions. `seen` has noted the records before
-        it."""
+        """`seen` has noted all records before this one."""
         return (
             record.time >= self.since
             and (not self.kinds or kind_of(record) in self.kinds)
@@ -328,7 +318,7 @@ def unknown_kinds(kinds: tuple[str, ...]) -> list[str]:
 
 
 def took(record: Record, seen: RecordContext) -> float | None:
-    """Return how many seconds the finished step took; None if the record finishes no step."""
+    """Return the seconds of the step that the record ends; None if it ends none."""
     if isinstance(record.event, events.Over):
         return _since(record.event.generation, seen.copies, record)
     match record.action:

@@ -75,10 +75,7 @@ class Tail:
 
     def read(self) -> list[LogLine]:
         """Return the records since the last call. A `dropped` record counts those that the file
-        lacks.
-
-        Raises: OSError; SchemaMismatch if the last run is in another schema.
-        """
+        lacks. Raises: OSError; SchemaMismatch if the last run is in another schema."""
         found = list(self._numbered(self.lines()))
         if self.reader.other is not None:
             raise self.reader.other
@@ -101,8 +98,7 @@ class Tail:
         return False
 
     def _go_on(self) -> bool:
-        """Finish the current file; return whether the log goes on in another file, which is open
-        then."""
+        """Finish the current file, and open the next; return whether there is one."""
         assert self._file is not None
         own, now, old = os.fstat(self._file.fileno()), _found(self._path), _found(self._old)
         if now is None or now.st_ino == own.st_ino:
@@ -135,7 +131,7 @@ class Tail:
         return self.reader.read((whole + end).split(b"\n"))
 
     def _numbered(self, lines: Iterator[LogLine]) -> Iterator[LogLine]:
-        """Insert a record that counts the missing ones at each gap."""
+        """Put a record before each gap that counts what is missing there."""
         told = 0
         for line in lines:
             record = line.record
@@ -159,11 +155,11 @@ def _found(path: Path) -> os.stat_result | None:
 
 
 def read_runs(path: Path) -> tuple[list[LogLine], Reader]:
-    """Return all lines of a log, the rotated file's first, also if the last run is in another
-    schema; and their reader. Raises: OSError, NoLog.
+    """Return all lines of a log, the rotated file's first, and their reader. Raises: OSError,
+    NoLog.
 
     Leaves out lines that do not parse (cut short by a power failure, or of a later version's kind),
-    an unfinished last line, and runs in another schema.
+    an unfinished last line, and runs in another schema, even the last.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # raises if only the rotated file is there
         raise NoLog(f"{path} is no regular file, so no swap log: write what it gives into a file")
@@ -172,7 +168,7 @@ def read_runs(path: Path) -> tuple[list[LogLine], Reader]:
 
 
 def read(path: Path) -> list[LogLine]:
-    """As `read_runs`. Raises: OSError, NoLog; SchemaMismatch if the last run has another."""
+    """As `read_runs`, but raises SchemaMismatch if the last run is in another schema."""
     lines, reader = read_runs(path)
     if reader.other is not None:
         raise reader.other
@@ -185,8 +181,8 @@ def last_run(lines: Sequence[LogLine]) -> Sequence[LogLine]:
 
 
 def runs_since(lines: Sequence[LogLine], since: float) -> Sequence[LogLine]:
-    """Return the run that went on at `since`, on the monotonic clock of this boot, and those after
-    it."""
+    """Return the run that went on at `since`, on the monotonic clock of this boot, and later
+    ones."""
     first = end = len(lines)
     while end and _began(lines[first:end]) > since:
         first, end = _last_begin(lines, first), first
@@ -194,7 +190,6 @@ def runs_since(lines: Sequence[LogLine], since: float) -> Sequence[LogLine]:
 
 
 def _last_begin(lines: Sequence[LogLine], end: int) -> int:
-    """Return the index of the first line of the last run in `lines[:end]`."""
     for i in range(end - 1, 0, -1):
         if lines[i].record.start is not None or lines[i].record.seq < lines[i - 1].record.seq:
             return i
@@ -202,12 +197,12 @@ def _last_begin(lines: Sequence[LogLine], end: int) -> int:
 
 
 def _began(run: Sequence[LogLine]) -> float:
-    """Return when a run began, on the core's clock; inf if nothing in it says that."""
+    """Return when a run began, on the core's clock; inf if no record tells."""
     ago = (run[0].record.time - clock for _, r in run if (clock := clock_of(r)) is not None)
     return next(ago, inf)
 
 
 def clock_of(record: Record) -> float | None:
-    """Return the wall time at time 0 of the core's clock, by an event: it is that of the daemon's
-    start, though the wall clock may have been set since."""
+    """Return the wall time at time 0 of the core's clock, as it was at the daemon's start: the wall
+    clock may have been set since. None: only events tell."""
     return None if record.event is None else record.time - record.event.now

@@ -130,7 +130,7 @@ def render_all(parts: Parts) -> list[bytes]:
     `protocol.NOT_ENCODABLE`.
 
     Encodes all in one call, heads and rests as a line each, and joins a line that begins with its
-    tag to the one before. JSON strings contain no bare newline.
+    tag to the one before: JSON strings contain no bare newline.
     """
     data = _encoder.encode_lines(parts).replace(b'}\n{"op":', b',"kind":')
     return data.split(b"\n")[:-1]
@@ -150,7 +150,7 @@ def render(record: Record) -> bytes:
 
 
 def began(head: bytes, otherwise: float) -> float:
-    """Return the time in the beginning of a line, or `otherwise`."""
+    """Return the time in the beginning of a line, if it is there."""
     found = _TIME.match(head)
     return float(found[1]) if found else otherwise
 
@@ -162,8 +162,8 @@ def missed(before: bytes, count: int) -> bytes:
 
 
 def parse(line: bytes | str) -> Record:
-    """Return the record of a line. Raises: SchemaMismatch; msgspec.MsgspecError, ValueError or
-    RecursionError for a line that is no record."""
+    """Raises: SchemaMismatch; msgspec.MsgspecError, ValueError or RecursionError for a line that is
+    no record."""
     head = _begin(line)
     seq, cause, time = head.seq, head.cause, head.t
     match head.type:

@@ -1,8 +1,6 @@
-"""Replays a swap log: the same events through a fresh core must give the same actions.
-
-So a production log is a test: `for step in replay(lines): assert step.actions == step.recorded`.
-Needs the log of one run from its first record on.
-"""
+"""Replays a swap log, of one run from its first record on: the same events through a fresh core
+must give the same actions. So a production log is a test: `for step in replay(lines): assert
+step.actions == step.recorded`."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -24,15 +22,13 @@ class Step(NamedTuple):
 
 
 class ReplayError(UserError):
-    """The log cannot be replayed."""
+    pass
 
 
 def replay(lines: Iterable[bytes | str]) -> Iterator[Step]:
-    """Feed the events of a log to a fresh `Residency`, without comparing actions.
-
-    Every line must parse. The last event is left out if its recorded actions are incomplete.
-    Raises: ReplayError, msgspec.MsgspecError.
-    """
+    """Feed the events of a log to a fresh `Residency`. The caller compares the actions. Every line
+    must parse. The last event is left out if its recorded actions are incomplete. Raises:
+    ReplayError, msgspec.MsgspecError."""
     records = map(parse, lines)
     seq, start = _start(records)
     core = Residency(start.chunks, start.chunk_bytes, start.rules)

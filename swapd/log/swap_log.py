@@ -1,8 +1,8 @@
 """The swap log: one numbered record for each event and each action, with its cause.
 
 The ZeroMQ stream and the file have the same lines (`records.py`). Writing never blocks the core: a
-thread writes the file. If the disk is full or too slow, the file loses records and later gets their
-number; subscribers miss nothing.
+thread writes the file. If the disk is full or too slow, the file loses records, and later gets
+their number; subscribers miss nothing.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ log = logging.getLogger("swapd.log.swap_log")
 BATCH_S = 0.02
 #: Records to render before other work has its turn.
 BATCH = 250
-#: Limit of bytes that wait for the disk; beyond it the oldest records are dropped.
+#: Most bytes that wait for the disk. Beyond, the oldest records are dropped.
 QUEUE_MAX_BYTES = 16 << 20
-#: Bytes of a line that contain its time.
+#: The time of a line is within its first bytes.
 _HEAD_BYTES = 256
 #: Time limit for writing the last records.
 CLOSE_S = 1.0
@@ -68,12 +68,11 @@ class SwapLog:
         self._epoch = time.time() - time.monotonic()  # noqa: TID251
 
     def start(self, start: Start) -> None:
-        """Write the first record."""
         self._seq += 1
         self._hand_over([render(Record(self._seq, 0, self._epoch + time.monotonic(), start=start))])
 
     def event(self, event: AnyEvent, cause: int) -> int:
-        """Return the number of the record, which is the cause of the event's actions."""
+        """Return the number of the record: the cause of the event's actions."""
         return self.action(event, cause, event.now)
 
     def action(self, item: AnyEvent | AnyAction, cause: int, now: float) -> int:
@@ -85,7 +84,7 @@ class SwapLog:
         return seq
 
     def counted(self) -> tuple[int, int]:
-        """Return the number of records, and of those that the file lost."""
+        """Return how many records there are, and how many of them the file lost."""
         return self._seq, self._file.lost
 
     def limit(self, max_bytes: int, max_age_s: float) -> None:
@@ -93,7 +92,7 @@ class SwapLog:
         self._file.max_age_s = max_age_s
 
     def flush(self) -> None:
-        """Hand over all pending records. Does not wait for the disk."""
+        """Hand over all pending records, without waiting for the disk."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -110,7 +109,6 @@ class SwapLog:
         self._file.write(lines)
 
     def _due(self) -> None:
-        """Flush in batches, with other work in between."""
         self._timer = None
         self._flush_some()
         if self._pending:
@@ -145,8 +143,8 @@ class SwapLogFile:
     """Appends lines to a file in a thread of its own, rotates the file, and survives a full disk.
 
     `write` never waits: lines that the disk does not take in time are dropped and counted. Each
-    write opens the file anew, so it may be moved away. Other users cannot replace it: see
-    `runtime_dir`.
+    write opens the file anew, so it may be moved away; other users cannot replace it
+    (`runtime_dir`).
     """
 
     def __init__(
@@ -191,7 +189,6 @@ class SwapLogFile:
             self._change.notify()
 
     def close(self) -> None:
-        """Wait until everything is written, at most CLOSE_S."""
         with self._change:
             self._closed = True
             self._change.notify()
@@ -216,7 +213,6 @@ class SwapLogFile:
                 self.lost += len(lines)
 
     def _next(self) -> list[bytes] | None:
-        """Wait for the next batch to write; return None at the end."""
         with self._change:
             self._change.wait_for(lambda: self._queue or self._closed)
             if not self._queue:
@@ -283,11 +279,9 @@ def _size(lines: list[bytes]) -> int:
 
 
 def place(config: Config, own: Folder) -> tuple[Path, Folder | None]:
-    """Return the file, and its folder if that is `own`, the runtime folder. Makes the state folder.
-
-    If the state folder cannot be made, or others could write there, the log goes to the runtime
-    folder, with a warning: a daemon without a home should run too.
-    """
+    """Return the file, and its folder if that is `own`, the runtime folder. Makes the state folder;
+    if it cannot be made, or others could write there, the log goes to `own`, with a warning: a
+    daemon without a home should run too."""
     path = config.swap_log_path
     if config.swap_log:
         return path, None

@@ -31,7 +31,7 @@ class _TraceSpan(NamedTuple):
 
 
 class TraceBuilder:
-    """Turns records into events of a trace. Call `add` with records in order, then `end`."""
+    """Call `add` with records in order, then `end`."""
 
     def __init__(self) -> None:
         self._seen = RecordContext()
@@ -108,7 +108,8 @@ class TraceBuilder:
         self._resident[order.name] = order.runs, self._seen.sizes.get(order.name, 0)
 
     def _failed(self, order: Slow | None) -> Iterator[Event]:
-        """After a failed save it is still there, after a failed load or loan it is nowhere."""
+        """After a failed save, the component is still there; after a failed load or loan,
+        nowhere."""
         if isinstance(order, actions.CopyOut):
             yield from self._begins(order.name, "on the device", {})
         elif order is not None:
@@ -208,7 +209,7 @@ class TraceBuilder:
         }
 
     def _copied(self, generation: int) -> Iterator[Event]:
-        """End a copy. Copies of one direction may overlap, so their events are asynchronous."""
+        """Copies of one direction may overlap, so their events are asynchronous."""
         order, time = self._seen.copies.get(generation, (None, 0.0))
         if not isinstance(order, actions.CopyIn | actions.CopyOut):
             return
