@@ -1,7 +1,5 @@
-"""The composition root: connects one device, one event loop and one core with their I/O.
-
-Also applies settings, handles signals, and orders start and stop.
-"""
+"""The composition root: connects one device, one event loop and one core with their I/O. Also
+applies settings, handles signals, and orders start and stop."""
 
 import asyncio
 import logging
@@ -41,7 +39,7 @@ RULES = (
     *("ack_timeout", "residency_factor", "residency_bound", "patience", "overtake", "turn"),
     *("keep_host", "overtake_of"),
 )
-#: Settings that a reload changes. All others are fixed.
+#: Settings that a reload changes.
 RELOADED = (*RULES, "stop_timeout", "linger", "swap_log_size", "swap_log_age", "host_memory")
 #: Shortest wait for the first session of a daemon with `linger`.
 FIRST_S = 10.0
@@ -76,8 +74,8 @@ class Daemon:
         self._core = Residency(device.chunks, device.chunk_bytes, _rules(config))
         self._copies = HostCopies(config.host_memory, device)
         self._connections: dict[int, WorkerConnection] = {}
-        #: Timer that stops a daemon without sessions, and whether there has been a session: the
-        #: first client may take a while to connect.
+        #: Timer that stops a daemon without sessions; whether there has been one: the first client
+        #: may take a while to connect.
         self._linger: asyncio.TimerHandle | None = None
         self._used = False
         self._stop = asyncio.Event()
@@ -87,8 +85,8 @@ class Daemon:
         """Serve until SIGTERM, SIGINT, `stop` or `upgrade`; call `ready` when clients may connect.
 
         Return True after `upgrade`: leases may still be held. On return, all bytes that were only
-        on the device are saved, unless the daemon was told twice to stop. Host copies stay mapped
-        and threads may still use the device: do not close it, and end the process without waiting
+        on the device are saved, unless the daemon was told twice to stop. Threads may still use
+        host copies and the device: do not close it, and end the process without waiting
         (`os._exit`). Raises: any error that broke the daemon; workers keep their mappings.
         """
         self._loop = asyncio.get_running_loop()
@@ -128,7 +126,7 @@ class Daemon:
 
     def stop(self) -> None:
         """Stop cleanly: refuse waiters, and wait until leases end and bytes are saved. A second
-        call stops all waiting. After `upgrade`, the first one makes a stop of it."""
+        call stops all waiting; after `upgrade`, the first call turns that into a stop."""
         if self._stop.is_set() and not self._upgrades:
             log.warning("told twice to stop: waiting for nothing more")
             self._dispatch.quiet.set()
@@ -160,7 +158,6 @@ class Daemon:
             self._reload()
 
     def _count_users(self) -> None:
-        """Restart or cancel the `linger` timer, which stops a daemon without sessions."""
         own, linger_s = self._own(), self._config.linger
         users = any(one.lifeline.pid != own for one in self._connections.values())
         self._used = self._used or users
@@ -314,8 +311,8 @@ class Daemon:
         self._sessions.close()
 
     async def _close(self) -> None:
-        """Save bytes and close all connections. Frees no host copies: the end of the process does
-        that many times faster."""
+        """Save bytes and close all connections. Host copies are not freed: the end of the process
+        does that many times faster."""
         self._sessions.close()
         self._dispatch.close()
         self._dispatch.stop()

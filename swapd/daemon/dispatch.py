@@ -23,7 +23,7 @@ log = logging.getLogger("swapd")
 Numbered = tuple[AnyAction, int]
 Perform = Callable[[Any], None]
 
-#: How to find the key of a slow action, and of the event that ends it; None if no event ends it.
+#: The key that a slow action and the event that ends it have in common; None: no event ends it.
 _NAMES: dict[type, Callable[[Any], object]] = {
     **dict.fromkeys(
         (
@@ -58,7 +58,7 @@ class Inbox(ABC):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def clock(self) -> float:
-        """Return the time of events, which is finer than the loop's: uvloop counts whole
+        """Return the time for events. The loop's would be coarser: uvloop counts whole
         milliseconds."""
         return time.monotonic()
 
@@ -74,7 +74,7 @@ class Inbox(ABC):
         return task
 
     def stop(self) -> None:
-        """Cancel all tasks. Their calls that run in threads go on."""
+        """Cancel all tasks. What they run in threads goes on."""
         for task in list(self._tasks):
             task.cancel()
 
@@ -275,11 +275,9 @@ def _ended(move: Move, now: float, **changed: Any) -> Move:
 
 
 def copies_first(numbered: Iterable[Numbered]) -> list[Numbered]:
-    """Return the actions with loads before revocations that need no acknowledgement, else in order.
-
-    Sending the message would delay the thread that begins the copy. If the daemon dies before it
-    sends the message, the worker goes on with its host copy anyway.
-    """
+    """Move loads before revocations that need no acknowledgement, whose message would delay the
+    thread that begins the copy. If the daemon dies before it sends the message, the worker goes on
+    with its host copy anyway."""
     done: list[Numbered] = []
     untold: list[Numbered] = []
     for one in numbered:

@@ -78,10 +78,8 @@ class Guests:
 
 
 class Door:
-    """Listens at `path` and calls `on_entry(sock, pid)` for each accepted connection.
-
-    The callee owns the socket, which is non-blocking. Processes of other users are refused.
-    """
+    """Listens at `path`, and calls `on_entry(sock, pid)` for each connection of this user's
+    processes. The callee owns the socket, which is non-blocking."""
 
     def __init__(
         self,
@@ -146,10 +144,8 @@ class Door:
 
 
 def _renumbered(sock: socket.socket) -> socket.socket | None:
-    """Move a socket from one of the last descriptors to a lower one, and close `sock`.
-
-    Return None, and leave `sock` open, if no lower one is free: another thread may briefly have it.
-    """
+    """Move a socket from one of the last descriptors to a lower one, and close `sock`. Return None,
+    and leave `sock` open, if none is free: another thread may briefly have it."""
     try:
         lower = sock.dup()
     except OSError:

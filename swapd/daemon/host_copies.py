@@ -1,7 +1,7 @@
 """The host copies of all components: memfds that the daemon makes, maps and pins.
 
-`make` and `seal` touch every page. They are generators whose steps block for a few milliseconds
-each: run them in a thread, as `host_copy_orders.py` does.
+`make` and `seal` touch every page, as generators whose steps block for a few milliseconds each: run
+them in a thread, as `host_copy_orders.py` does.
 """
 
 import errno
@@ -75,7 +75,7 @@ class HostCopy:
     address: int = 0
     #: Takes no memory: nothing is copied from it or to it.
     empty: bool = False
-    #: None once done: 10,000 futures would be most of the work of a garbage collection.
+    #: None once done: a garbage collection would spend most of its time on 10,000 futures.
     pinning: Future[None] | None = None
 
     @property
@@ -88,8 +88,8 @@ class HostCopies:
     uid."""
 
     def __init__(self, limit_bytes: int | None, device: Device) -> None:
-        """`limit_bytes`: limit for all host copies; None: available memory. A later limit does not
-        affect existing ones."""
+        """`limit_bytes`: most bytes of all host copies; None: available memory. A later limit does
+        not affect existing host copies."""
         self.limit_bytes = limit_bytes
         self._device = device
         #: Pins in the background: pinning only makes copies faster, so no request waits for it.
@@ -149,10 +149,7 @@ class HostCopies:
 
     def adopt(self, uid: int, nbytes: int, fd: OwnedFd) -> Work[int]:
         """Take over a host copy of an earlier daemon, see `is_adoptable`. Return its descriptor,
-        which stays owned here.
-
-        Waits and raises as `make` does; then `fd` is closed.
-        """
+        which stays owned here. Waits and raises as `make` does; then `fd` is closed."""
         with fd:
             while not self._take_room(nbytes, allocated=True):
                 yield from _pause()
@@ -245,9 +242,8 @@ class HostCopies:
         copy.pinning.add_done_callback(partial(self._pinned, copy))
 
     def _writable(self, copy: HostCopy) -> bool:
-        """Return whether to map it writable. A clean host copy is mapped writable only if the
-        driver pins no read-only memory: no process can map it for writing any more, but a worker's
-        existing mapping goes unnoticed."""
+        """A clean host copy is mapped writable only if the driver pins no read-only memory. No
+        process can map it for writing then, but a worker's existing mapping goes unnoticed."""
         return copy.mutable or not self._device.read_only_pins
 
     def _forbid_writing(self, copy: HostCopy) -> Work[None]:
@@ -297,10 +293,8 @@ class HostCopies:
             self._dropping += 1
 
     def drop(self, uid: int) -> None:
-        """Unpin, unmap and close a host copy that no other component shares, after `announce_drop`.
-
-        A worker's own mapping or descriptor keeps the memory. Blocks.
-        """
+        """Unpin, unmap and close a host copy, after `announce_drop`, unless another component
+        shares it. A worker's own mapping or descriptor keeps the memory. Blocks."""
         try:
             copy = self._copies.pop(uid, None)
             if copy is not None and not self._is_shared_on(copy):  # None if `make` failed
@@ -338,10 +332,7 @@ class HostCopies:
 
     def _take_room(self, nbytes: int, *, allocated: bool = False) -> bool:
         """Count a new host copy; return False if there may soon be room. `allocated`: it has its
-        memory already.
-
-        Raises: HostCopyError if there is no room, and no host copy is being dropped.
-        """
+        memory already. Raises: HostCopyError without room, if no host copy is being dropped."""
         with self._lock:
             over = self.limit_bytes is not None and self.total_bytes + nbytes > self.limit_bytes
             needed = nbytes + self._unallocated_bytes + RESERVE_BYTES

@@ -25,7 +25,7 @@ from swapd.shared.units import seconds, size
 
 log = logging.getLogger("swapd.daemon.host_copy_orders")
 
-#: How long a drop waits until the keeper or systemd lets go of the memory.
+#: How long a drop waits for the keeper or systemd to let go of the memory.
 LET_GO_S = 1.0
 LOOK_S = 1.0
 #: Shortest time between reports of pinning.
@@ -33,9 +33,9 @@ PERIOD_S = 10.0
 
 
 class TimeSlices:
-    """Runs long work of several sessions in a few threads, one step of each in turn. So short work
-    of one session waits at most for one step of another's long work. Work of one session runs in
-    order. Used in the loop."""
+    """Runs long work of several sessions in a few threads, one step of each in turn, so that short
+    work of one session waits for one step of another's at most. Work of one session runs in order.
+    Used in the loop."""
 
     def __init__(self, threads: int, name: str) -> None:
         """Raises: LimitError."""
@@ -51,7 +51,7 @@ class TimeSlices:
 
 
 def _step(work: Work[T]) -> tuple[T] | None:
-    """Run one step; return the result, in a tuple, if it was the last."""
+    """Return the result, in a tuple, if this was the last step."""
     try:
         next(work)
     except StopIteration as done:
@@ -60,7 +60,7 @@ def _step(work: Work[T]) -> tuple[T] | None:
 
 
 class HostCopyOrders:
-    """Carries out orders. `make` and `seal` each post exactly one event."""
+    """`make` and `seal` each post exactly one event."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class HostCopyOrders:
         self._start(order.uid, session, self._copies.seal(order.uid), sealed)
 
     def keep(self, uid: int) -> None:
-        """Close the progress of a host copy that no component uses any more."""
+        """No component uses the host copy any more, so its progress is closed."""
         if (progress := self.progress.pop(uid, None)) is not None:
             progress.close()
 
@@ -165,7 +165,6 @@ class HostCopyOrders:
         return events.HostCopyFailed(now, uid, "internal", why)
 
     def _send(self, order: actions.MakeHostCopy, fd: int, *, filled: bool = False) -> AnyEvent:
-        """Send a host copy to its worker; return the event of success or failure."""
         connection, now = self._connections.get(order.session), self._inbox.clock()
         replaced = self.progress.get(order.replaces)
         if connection is None or (order.replaces and replaced is None):

@@ -1,8 +1,8 @@
 """A process that only holds descriptors, so that they outlive the daemon. Imports nothing of swapd.
 
 Runs as `python -I -S keeper.py NAME INODE` with the socket of that name as stdin. A daemon that
-connects gets all that the keeper holds, then READY=1. It sends the messages that systemd's
-descriptor store takes.
+connects gets all that the keeper holds, then READY=1. It sends the messages of systemd's descriptor
+store.
 """
 
 import os
@@ -25,7 +25,7 @@ Held = dict[bytes, list[int]]
 
 
 def main(name: str, inode: int) -> None:
-    """Serve one daemon after another, until a daemon leaves nothing or no daemon comes."""
+    """Serve one daemon after another, until one leaves nothing or none comes."""
     door, held = socket.socket(fileno=0), Held()
     while (daemon := _next_daemon(door, name, inode)) is not None:
         with daemon, suppress(OSError):
@@ -36,7 +36,7 @@ def main(name: str, inode: int) -> None:
 
 
 def _next_daemon(door: socket.socket, name: str, inode: int) -> socket.socket | None:
-    """Return the next connection; None after WAIT_S, or if another socket has the name."""
+    """Return None after WAIT_S, or if another socket has the name."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until and _is_there(name, inode):
         door.settimeout(_LOOK_S)

@@ -30,7 +30,7 @@ log = logging.getLogger("swapd.daemon.lending")
 #: First and longest interval for asking for memory that is not back yet; it doubles in between.
 RETRY_FIRST_S = 0.05
 RETRY_LAST_S = 1.0
-#: Pause before watching a process again, if there was no descriptor for it.
+#: Pause before watching a process again, for want of a descriptor.
 LOOK_AGAIN_S = 1.0
 #: Interval for checking whether copies of an ended session's chunks have ended.
 COPIES_S = 0.05
@@ -42,7 +42,7 @@ FILES_MAX = 16
 #: Descriptors that no new session takes: existing ones may use more threads.
 SPARE_FOR_PEERS = 4
 
-#: A request with more names also counts by the characters of its names.
+#: The names of a request with more than these are counted by their characters, too.
 FEW_NAMES = 16
 
 #: Done when a session has let go of files.
@@ -53,7 +53,7 @@ class WorkerConnection:
     """One session: its lifeline, its board, its open requests, and the files sent to it."""
 
     def __init__(self, lifeline: Lifeline, device: Device) -> None:
-        """Raises: OSError if there is no descriptor for the board."""
+        """Raises: OSError without a descriptor for the board."""
         self.lifeline = lifeline
         self.boards = Boards()
         fds.keep(self.boards.fd, SPARE_FOR_PEERS)
@@ -129,8 +129,8 @@ class Lender:
 
     Memory is free once nothing refers to it, so every session must let go before the driver gets
     it. `Dropping` and `DropAck` name the sessions that were told and that have let go; the core
-    limits the wait. Each `lend` and `reclaim` ends with one event. A `reclaim` may take as long as
-    the worker's allocator keeps the memory.
+    limits the wait. Each `lend` and `reclaim` ends with one event: `reclaim` perhaps only when the
+    worker's allocator gives the memory back.
     """
 
     def __init__(
@@ -156,11 +156,9 @@ class Lender:
         self._inbox.start(self._reclaim(order))
 
     def exchange(self, session: int, runs: Runs, then: Callable[[], None]) -> None:
-        """Put other memory in unused chunks, then call `then`.
-
-        The driver gives the old memory to no process while work of the process of `session` may
-        reach it. If other memory is short meanwhile, the daemon asks again.
-        """
+        """Put other memory in unused chunks, then call `then`; ask again while there is none. The
+        driver gives the old memory to no process while work of the process of `session` may reach
+        it."""
         generation = next(self._exchanges)
         name = f"memory that session {session} could write to"
         let_go = self._told_to_drop(generation, runs)
@@ -174,7 +172,7 @@ class Lender:
             let_go.set_result(None)
 
     def session_gone(self, session: int) -> None:
-        """Stop waiting for the session. Mappings of its process go when the process ends."""
+        """Wait for the session no longer. Mappings of its process go when the process ends."""
         for ticket in [t for t, (s, *_) in self._missing.items() if s == session]:
             self._missing.pop(ticket)[2].set_result(None)
 
@@ -265,7 +263,7 @@ class Lender:
         try:
             await self._thread.run(self._device.reclaim, runs)
         except DeviceLost as exc:
-            # it will not come back, and nothing will be loaded there
+            # the memory will not come back, and nothing will be loaded there
             self._inbox.post(DeviceDown(self._inbox.clock(), str(exc)))
         except DeviceError as exc:
             return exc
@@ -292,7 +290,7 @@ class Quarantine:
     if the driver is slow or a child has them too. No call reports this; NVML lists no processes of
     other pid namespaces. But the driver gives memory to no process while another maps it or refers
     to it. So after the end of the process the daemon gives its chunks to the driver and asks for
-    others. Work that still runs writes to the old memory, which no process has.
+    others: work that still runs writes to memory that no process has.
     """
 
     def __init__(self, core: Residency, inbox: Inbox, lender: Lender, *, outlasts: bool) -> None:
@@ -324,8 +322,7 @@ class Quarantine:
             del self._processes[token]
 
     def let_go(self, pid: int, token: bytes) -> None:
-        """Note that a process has unmapped its session's memory, as only the process itself may
-        say."""
+        """A process has unmapped its session's memory, as only itself may say."""
         process = self._processes.get(token)
         if process is None or process.pid != pid or process.ended:
             return

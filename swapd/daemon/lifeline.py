@@ -198,7 +198,7 @@ class Lifeline:
         self._heard ^= {about}
 
     def _has_room(self) -> bool:
-        """Return whether most of the socket's buffer is free: the rest is not for hints."""
+        """Most of the socket's buffer must be free: the rest is not for hints."""
         return bool(self._room.poll(0))
 
     def _wait_for_room(self, *, waits: bool) -> None:
@@ -209,7 +209,6 @@ class Lifeline:
         self._waits = waits
 
     def _report(self, kept: Literal["", "unread", "unsent"], error: str = "") -> None:
-        """Report a new reason for unsent messages, or that the worker took some."""
         changed = kept != self._kept or (bool(kept) and self._took)
         self._kept, self._took = kept, False
         if changed and self.session and not self.closed:

@@ -1,6 +1,6 @@
 """Runs one copy at a time in each direction, off the event loop.
 
-Loads run in the order of their urgency. A running load pauses for a more urgent load, and resumes
+Loads run in the order of their urgency. A running load pauses for a more urgent one, and resumes
 where it stopped. Every order ends with exactly one event, also when the device fails.
 """
 
@@ -86,7 +86,7 @@ class Mover:
         self._in.steps.put(self._load_most_urgent)
 
     def hasten(self, generation: int, urgency: Urgency) -> None:
-        """Change the urgency of a load. No-op after its end."""
+        """No-op after the end of the load."""
         if load := self._loads.get(generation):
             load.urgency = urgency
 
@@ -101,9 +101,7 @@ class Mover:
 
     def copy_out(self, order: CopyOut, target: int, saved: Callable[[], None]) -> None:
         """Queue a copy to the host copy at `target`, which stays mapped until the copy ends.
-
-        `saved()`: all bytes are in the host copy; called in another thread.
-        """
+        `saved()`: all bytes are in the host copy; called in another thread."""
         self._out.steps.put(partial(self._save, order, target, saved))
 
     def settle(self) -> None:

@@ -46,7 +46,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class ParkedHostCopy(NamedTuple):
-    """`manifest` is None if no manifest was found for the host copy."""
+    """`manifest` is None if there is none for the host copy."""
 
     fd: OwnedFd
     manifest: Manifest | None

@@ -38,7 +38,7 @@ _MESSAGE_MAX_BYTES = 4096
 
 
 class Parking:
-    """Parks and takes back host copies. Used in the loop."""
+    """Used in the loop."""
 
     def __init__(
         self, host: HostCopyIndex, copies: HostCopies, folder: Folder, inbox: Inbox
@@ -50,7 +50,7 @@ class Parking:
         self._keeper: socket.socket | None = None
         self._again_s = AGAIN_S
         self._waits = False
-        #: The names under which host copies are parked, by uid.
+        #: Names of parked host copies in the store, by uid.
         self._names: dict[int, str] = {}
 
     def park(self, uid: int) -> None:

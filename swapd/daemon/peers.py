@@ -1,7 +1,7 @@
 """Connections of ZeroMQ sockets, without a thread and without libzmq. Knows no requests.
 
 Serves a few messages of a peer at a time. Output that the kernel does not take waits here; the
-owner of the peers limits how much.
+owner of the peers limits it.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ log = logging.getLogger("swapd.daemon.peers")
 TURN = 64
 READ_BYTES = 64 << 10
 BATCH_BYTES = 64 << 10
-#: Limit for incomplete messages of all peers.
+#: Most bytes of incomplete messages of all peers.
 KEPT_MAX_BYTES = 64 << 20
 
 
@@ -133,7 +133,6 @@ class Peer:
             self.close()
 
     def _serve(self) -> None:
-        """Serve up to TURN messages, then let other work have its turn."""
         try:
             for _ in range(TURN):
                 if (message := self._next()) is None:
@@ -206,8 +205,8 @@ class Peer:
 
 
 class SocketTerms(NamedTuple):
-    """`kind`: this side's socket; `kinds`: sockets that may connect; `longest`: size limit of
-    messages, in bytes."""
+    """`kind`: this side's socket; `kinds`: sockets that may connect; `longest`: most bytes of a
+    message."""
 
     kind: bytes
     kinds: Collection[bytes]

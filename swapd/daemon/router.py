@@ -94,11 +94,8 @@ class Router(Peers):
 
     def reply(self, peer: Peer, reply: AnyReply) -> None:
         """Send now, or as soon as the peer reads; a peer without a session gets only what it reads
-        now.
-
-        A reply that cannot be encoded becomes a refusal. No-op after `close`, and for a closed
-        peer.
-        """
+        now. A reply that cannot be encoded becomes a refusal. No-op after `close`, and for a closed
+        peer."""
         if not self._closed:
             self._send(peer, zmtp.frame(_encoded(reply)))
 
@@ -175,8 +172,8 @@ class Router(Peers):
 
 
 def _request_id(rest: list[bytes]) -> int:
-    """Return the id of a request that cannot be served, so that its sender gets an answer; 0 if it
-    has no id."""
+    """Return the id of a request that cannot be served, so that its sender gets an answer; 0
+    without an id."""
     try:
         raw = msgspec.msgpack.decode(rest[0])
     except (IndexError, *NOT_A_MESSAGE):
@@ -200,7 +197,7 @@ BACKLOG_MAX = 100_000
 BACKLOG_MAX_BYTES = 64 << 20
 #: Time limit for the last records at the end of the stream.
 LINGER_S = 0.2
-#: Limits of one subscriber: number of its topics, and bytes of one topic.
+#: Most topics of one subscriber, and bytes of one topic.
 TOPICS_MAX = 64
 TOPIC_MAX_BYTES = 1024
 
@@ -211,7 +208,7 @@ class _Subscriber:
     def __init__(self, peer: Peer) -> None:
         self.topics: dict[bytes, int] = {}
         self._peer = peer
-        #: Missed records that the peer has not been told of.
+        #: Missed records of which the peer has not heard yet.
         self._missed = 0
 
     def publish(self, lines: Sequence[bytes], frames: Sequence[bytes]) -> None:
@@ -234,7 +231,7 @@ class _Subscriber:
 
 
 class Publisher(Peers):
-    """Publishes to all subscribers. Only `close` blocks."""
+    """Only `close` blocks."""
 
     def __init__(
         self,

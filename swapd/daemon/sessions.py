@@ -19,7 +19,7 @@ from swapd.shared.runtime_dir import Folder
 
 #: Waiters, components and leases of an ending session to end in one step.
 END_STEP = 32
-#: Limits of all sessions, and of those of one process: each has two connections and a board.
+#: Most sessions, of all processes and of one: each has two connections and a board.
 SESSIONS_MAX = 1024
 SESSIONS_OF_ONE_MAX = 256
 #: Limit of characters of names in a session's open requests: a wait keeps about two bytes for each.

@@ -37,7 +37,7 @@ def ready(kind: bytes, identity: bytes = b"") -> bytes:
 
 class Decoder:
     def __init__(self, kinds: Collection[bytes], longest: int) -> None:
-        """`kinds`: sockets that may connect; `longest`: size limit of their messages, in bytes."""
+        """`kinds`: sockets that may connect; `longest`: most bytes of one of their messages."""
         self._kinds = kinds
         self._longest = longest
         self._buffer = bytearray()
@@ -53,7 +53,6 @@ class Decoder:
 
     @property
     def kept(self) -> int:
-        """Bytes of incomplete messages."""
         return len(self._buffer) - self._at + self._nbytes
 
     def feed(self, data: bytes) -> None:
@@ -94,7 +93,6 @@ class Decoder:
         return True
 
     def _next_frame(self) -> tuple[int, bytes] | None:
-        """Return (flags, body) once the frame is complete."""
         buffer, at = self._buffer, self._at
         if len(buffer) < at + 2:
             return None
