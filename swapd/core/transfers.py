@@ -310,7 +310,6 @@ def close_workspace(ledger: Ledger, c: Component) -> None:
         ledger.leaving += c.chunks
         ledger.reclaiming += c.chunks
         ledger.unwant(c.name)
-        ledger.replan = True
         if is_lent:
             reclaim(ledger, c)
 

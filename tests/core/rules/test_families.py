@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from swapd.core import families
 from swapd.core.actions import Accept, Evict, Grant
 from swapd.core.events import DeviceDown
 from swapd.core.status import forecast
@@ -301,6 +304,18 @@ def test_it_has_what_comes_to_stay_beside_it_and_its_room_when_that_goes(make: M
     w.resize(s, "f", 5)
     w.register(s, "vae", 1, policy="permanent")
     assert kept(w) == ["f/rest", "f/1", "f/3"], "it was told how much to keep"
+
+
+def test_its_parts_are_looked_at_only_when_the_room_has_changed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = make(12)
+    s = w.open()
+    family(w, s)
+    w.resize(s, "f")
+    w.register(s, "vae", 4, policy="permanent")
+    monkeypatch.setattr(families, "keep", None)
+    w.touch(s, "f/2")
 
 
 def test_parts_of_a_family_that_never_leaves_do_when_they_are_not_kept(make: Make) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swapd.core.foresight import THINGS_MAX, Candidate, Chain, Foresight, going
+from swapd.core.foresight import REMEMBERED, THINGS_MAX, Candidate, Chain, Foresight, going
 from swapd.core.states import State
 from tests.core.driver import EXAMPLES
 from tests.core.world import Make, World
@@ -73,6 +73,17 @@ def test_a_step_of_a_loop_is_no_new_use() -> None:
         chain.use(name, 1)
     expected = chain.expected(2)
     assert expected["a"] < expected["b"] < expected["c"]
+
+
+def test_an_order_that_lasts_stays_known() -> None:
+    chain = Chain()
+    for name in "abc" * 3:
+        chain.use(name, 1)
+    for _ in range(3 * REMEMBERED):
+        for name in "abc":
+            chain.use(name, 1)
+        expected = chain.expected(2)
+        assert expected["a"] < expected["b"] < expected["c"]
 
 
 def test_what_comes_in_no_order_stays_by_how_often_it_is_used() -> None:

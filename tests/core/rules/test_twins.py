@@ -113,6 +113,18 @@ def test_agents_that_hold_twins_and_wait_are_deadlocked_if_one_copy_is_too_much(
     assert w.refusal(last).code == "deadlock"
 
 
+def test_agents_that_wait_for_twins_that_have_left_are_deadlocked_as_for_any(make: Make) -> None:
+    w, first, second = pair(make)
+    w.touch(first, "a")
+    w.evict_now(first, "a")
+    for session, name in ((first, "c"), (second, "d")):
+        w.register(session, name, 5)
+        w.use(session, name)
+    w.acquire(first, "a")
+    last = w.acquire(second, "b")
+    assert w.refusal(last).code == "deadlock"
+
+
 def test_agents_that_hold_twins_and_wait_are_not_deadlocked_if_one_copy_leaves_room(
     make: Make,
 ) -> None:

@@ -119,6 +119,24 @@ def test_two_threads_that_each_hold_what_the_other_waits_for_anew_have_the_old_b
     assert w.state("a") is State.ABSENT
 
 
+def test_old_bytes_that_end_a_deadlock_are_given_at_once_though_another_waits_first(
+    make: Make,
+) -> None:
+    w = make(10)
+    s = w.open()
+    for name, nbytes in (("a", 2), ("b", 2), ("held", 6), ("head", 6), ("c", 7)):
+        w.register(s, name, nbytes)
+    w.use(s, "a", agent=1)
+    w.use(s, "b", agent=2)
+    w.use(w.open(), "held")
+    w.acquire(w.open(), "head")
+    w.renew(s, "a")
+    anew = w.acquire(s, "a", agent=2)
+    assert w.answer(anew) is None
+    w.acquire(s, "c", agent=1)
+    assert w.granted(anew)
+
+
 def test_who_holds_it_itself_may_take_it_again(make: Make) -> None:
     w, s = there(make)
     held = w.use(s, "a")
