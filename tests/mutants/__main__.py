@@ -77,15 +77,15 @@ def failed(tree: Path, tests: Sequence[str], seconds: float, *options: str) -> l
         text=True,
     )
     try:
-        words = [line.split() for line in process.communicate(timeout=seconds)[0].splitlines()]
+        lines = process.communicate(timeout=seconds)[0].splitlines()
     except subprocess.TimeoutExpired:
         return []
     finally:
         _end(tree, process)
     if not process.returncode:
         return None
-    of_tests = [line for line in words if line[:1] in (["FAILED"], ["ERROR"])]
-    return [line[1] for line in of_tests if line[1].startswith("tests/")]
+    of_tests = [line for line in lines if line.startswith(("FAILED tests/", "ERROR tests/"))]
+    return [line.partition(" ")[2].partition(" - ")[0] for line in of_tests]
 
 
 def _end(tree: Path, process: "subprocess.Popen[str]") -> None:
