@@ -296,19 +296,15 @@ class Daemon:
         log.info("stopping: %s", self._core)
         notify_systemd("STOPPING=1")
         self._dispatch.post(events.Stopping(self._dispatch.clock()))
-        timeout = self._loop.call_later(self._config.stop_timeout, self._stop_waiting)
-        await self._dispatch.quiet.wait()
-        timeout.cancel()
-
-    def _stop_waiting(self) -> None:
-        """End all sessions: serving them would delay the rest of the stop."""
-        self._dispatch.quiet.set()
-        log.warning(
-            "stopping with leases still %s; --stop-timeout (%g s) is over",
-            explain.held(self._core.ledger),
-            self._config.stop_timeout,
-        )
-        self._sessions.close()
+        try:
+            async with asyncio.timeout(self._config.stop_timeout):
+                await self._dispatch.quiet.wait()
+        except TimeoutError:
+            log.warning(
+                "stopping with leases still %s; --stop-timeout (%g s) is over",
+                explain.held(self._core.ledger),
+                self._config.stop_timeout,
+            )
 
     async def _close(self) -> None:
         """Save bytes and close all connections. Host copies are not freed: the end of the process
