@@ -151,20 +151,23 @@ def spawn_with(folder: Path, *words: object, **env: str) -> "subprocess.Popen[st
 
 def test_sighup_changes_what_can_be_changed_and_names_what_cannot(tmp_path: Path) -> None:
     file = tmp_path / "swapd.toml"
-    file.write_text('stop_timeout = 10\npatience = 30\nswap_log_size = "1GB"\nchunk = "2MiB"\n')
+    file.write_text(
+        'stop_timeout = 10\npatience = 30\nswap_log_size = "1GB"\nhost_memory = "1GB"\n'
+        'chunk = "2MiB"\n'
+    )
     with spawn_with(tmp_path, "--config", file) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
         file.write_text(
             'stop_timeout = 0.5\npatience = 5\novertake = 3\novertake_of = "a=1"\n'
-            'swap_log_size = "2 GB"\nchunk = "4MiB"\n'
+            'swap_log_size = "2 GB"\nhost_memory = "3MiB"\nchunk = "4MiB"\n'
         )
         process.send_signal(signal.SIGHUP)
         said = process.stderr.readline()
         changed = (
-            "patience 30.0 -> 5.0, overtake 16 -> 3, overtake_of default -> a=1, "
-            "stop_timeout 10.0 -> 0.5, swap_log_size 1 GB -> 2 GB"
+            "host_memory 1 GB -> 3 MiB, patience 30.0 -> 5.0, overtake 16 -> 3, "
+            "overtake_of default -> a=1, stop_timeout 10.0 -> 0.5, swap_log_size 1 GB -> 2 GB"
         )
         assert f"reloaded: {changed}" in said
         said = process.stderr.readline()
@@ -176,6 +179,8 @@ def test_sighup_changes_what_can_be_changed_and_names_what_cannot(tmp_path: Path
         assert "stop_timeout: Expected `float` >= 0.0" in said
         client = swapd_client.connect(tmp_path / "run")
         client.register("a", {"w": bytearray(1 << 20)})
+        with pytest.raises(swapd_client.SwapdError, match="limit 3 MiB"):
+            client.register("b", {"w": bytearray(4 << 20)})
         with client.acquire("a"):  # held for longer than the daemon's new stop timeout
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0

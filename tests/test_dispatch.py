@@ -113,6 +113,22 @@ def test_nothing_is_left_of_a_revocation_that_follows_the_fence_of_its_session()
     assert not dispatch._causes
 
 
+# --- the end ------------------------------------------------------------------------------
+
+
+def test_a_stop_waits_for_leases_and_only_a_stop_waits() -> None:
+    ledger = SimpleNamespace(stopping=False)
+    core: Any = SimpleNamespace(
+        ledger=ledger, quiet=True, handle=lambda event: [], next_deadline=lambda: None
+    )
+    log: Any = SimpleNamespace(event=lambda *_: 5)
+    nothing: Any = None
+    dispatch = Dispatch(core, log, nothing, pytest.fail)  # type: ignore[arg-type]
+    for ledger.stopping, core.quiet in ((False, True), (True, False), (True, True)):
+        dispatch.post(Tick(9.0))
+        assert dispatch.quiet.is_set() == (ledger.stopping and core.quiet)
+
+
 # --- traced acquires ---------------------------------------------------------------------
 
 

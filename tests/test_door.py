@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from swapd.daemon import door
+from swapd.daemon import door, zmtp
+from swapd.daemon import peers as peers_module
 from swapd.daemon.door import GUESTS_MAX, Door
 from swapd.daemon.peers import Peer, Peers, SocketTerms
 from swapd.shared import fds
+from tests.test_publisher import LAST, Reader, published, rest
 
 TERMS = SocketTerms(b"ROUTER", (b"DEALER",), 1024)
 
@@ -126,3 +128,36 @@ async def test_connections_that_are_gone_take_no_place_of_a_guest(tmp_path: Path
             first.recv(1)  # and no end
     assert not crashed.done()
     peers.close()
+
+
+async def test_incomplete_messages_are_bounded_together_and_who_has_most_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "KEPT_MAX_BYTES", 1000)
+    monkeypatch.setattr(door, "GUEST_S", 3600.0)
+    path, loop = tmp_path / "rpc.sock", asyncio.get_running_loop()
+    crashed = loop.create_future()
+    peers = Deaf(path, loop, TERMS, crashed.set_exception)
+    peers.ended = asyncio.Queue()
+    with connected(path) as few, connected(path) as most:
+        for sock, nbytes in ((few, 400), (most, 700)):
+            begin = zmtp.frame(bytes(900))[:nbytes]
+            sock.sendall(zmtp.GREETING + zmtp.ready(b"DEALER") + begin)
+        await asyncio.wait_for(peers.ended.get(), 30)
+        while await asyncio.to_thread(most.recv, 1024):
+            """Its greeting, and then the end."""
+        assert peers.ended.empty()
+    assert not crashed.done()
+    peers.close()
+
+
+async def test_a_subscriber_stays_longer_than_others_without_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "GUEST_S", 0.1)
+    async with published(tmp_path, b"a") as (made, reader):
+        silent = Reader(tmp_path)
+        assert await rest(silent) == [], "it ends, after the time of a subscriber that came before"
+        silent.sock.close()
+        made.publish([b"a1", LAST])
+        assert await rest(reader) == [b"a1"]

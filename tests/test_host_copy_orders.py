@@ -22,6 +22,7 @@ from swapd.daemon.host_copies import Work
 from swapd.daemon.host_copy_orders import PERIOD_S, HostCopyOrders, PinReport, TimeSlices
 from swapd.device import HostDevice
 from swapd.device.base import Pinned
+from swapd.shared.board import SLOTS, Boards
 from swapd.shared.fds import OwnedFd
 from tests.posted import NOW, Posted
 from tests.test_host_copies import Copies, refuse_with
@@ -87,6 +88,25 @@ async def test_a_handed_back_one_that_cannot_be_taken_over_is_refused_and_the_da
     assert len(copies) == copies.total_bytes == 0
     with pytest.raises(ValueError, match="closed"):
         old.fileno()
+
+
+async def test_one_component_more_than_a_session_may_have_is_refused_and_no_more(
+    device: HostDevice,
+) -> None:
+    copies, posted = Copies(None, device), Posted()
+    lifeline = SimpleNamespace(take_handed_back=lambda _: None, unread=0)
+    with closing(Boards()) as boards:
+        for _ in range(SLOTS):
+            boards.take()
+        sessions: Any = {1: SimpleNamespace(boards=boards, lifeline=lifeline)}
+        orders = HostCopyOrders(copies, device, sessions, posted.inbox)
+        orders.make(MakeHostCopy(1, 1, "a", NBYTES, mutable=False))
+        (failed,) = await asyncio.wait_for(posted.some(1), PATIENCE_S)
+    assert isinstance(failed, HostCopyFailed)
+    assert (failed.uid, failed.code) == (1, "limit")
+    assert "connect once more" in failed.why
+    assert posted.crashes.empty()
+    copies.close()
 
 
 # --- time slices -------------------------------------------------------------------------

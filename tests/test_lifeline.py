@@ -155,6 +155,34 @@ async def test_what_waits_to_be_sent_holds_no_descriptor(tmp_path: Path) -> None
         assert opened[0] >= 600
 
 
+async def test_what_was_handed_back_before_a_request_is_there_and_nothing_else_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def received(*args: Any, **more: Any) -> Any:
+        calls.append(args)
+        return recv_packet(*args, **more)
+
+    async with session(tmp_path) as ends:
+        monkeypatch.setattr(lifeline, "recv_packet", received)
+        for request in (7, 8):
+            fds.send_packet(ends.sock, protocol.encode(protocol.HandBack(request)), [0])
+        for request in (8, 7):
+            copy = ends.lifeline.take_handed_back(request)
+            assert copy is not None
+            copy.close()
+        assert ends.lifeline.take_handed_back(9) is None
+        assert len(calls) == 2 + 3, "each message, and one look at what there is for each request"
+
+
+async def test_nothing_is_kept_of_a_session_that_has_ended(tmp_path: Path) -> None:
+    async with session(tmp_path) as ends:
+        ends.sock.close()
+        await ends.gone
+        assert not ends.server._lifelines
+
+
 async def test_the_end_of_a_session_closes_what_still_waits_for_it(tmp_path: Path) -> None:
     async with session(tmp_path) as ends:
         while not ends.lifeline.unread:
@@ -235,6 +263,7 @@ async def test_what_is_state_is_told_once_and_ends_no_session_however_long_nobod
             newest = {protocol.Revoke("a", MANY - 1), protocol.Saved("m", MANY - 1)}
             while newest:
                 newest.discard((await hear(ends))[0])
+            assert ends.unread.empty()
 
 
 async def test_what_is_state_is_told_after_what_was_said_before_it(

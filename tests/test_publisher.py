@@ -90,6 +90,9 @@ async def test_who_does_not_read_misses_whole_records_and_nobody_waits(
         lines = [b"a%0100d" % i for i in range(50_000)]
         for at in range(0, len(lines), 100):
             made.publish(lines[at : at + 100])
+        (peer,) = made._subscribers
+        kept = peer.waiting if bound == "BACKLOG_MAX" else peer.waiting_bytes
+        assert most <= kept < most + len(lines[0]) + 10
         made.close()
         got = await rest(reader)
         assert got == lines[: len(got)]
@@ -101,6 +104,20 @@ async def test_a_stream_ends_soon_also_for_who_does_not_read(tmp_path: Path) -> 
         made.publish([b"a%0100d" % i for i in range(50_000)])
         assert made._behind()
         made.close()
+
+
+async def test_who_still_reads_has_the_stream_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "LINGER_S", 20.0)
+    async with published(tmp_path, b"a") as (made, reader):
+        lines = [b"a%0100d" % i for i in range(50_000)]
+        made.publish(lines)
+        reading = asyncio.get_running_loop().run_in_executor(
+            None, lambda: [*iter(reader.read, None)]
+        )
+        made.close()
+        assert [line for line in await reading if line != b"a"] == lines
 
 
 async def test_who_missed_records_is_told_how_many_once_it_reads_again(

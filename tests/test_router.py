@@ -18,6 +18,7 @@ from swapd.shared import protocol
 from swapd_client.errors import SwapdError, from_refusal
 from tests.fenced import FencedByCore
 from tests.samples import sample
+from tests.test_door import connected
 
 TOKEN = b"t" * protocol.TOKEN_BYTES
 #: More replies than two sockets and the connection between them take.
@@ -85,6 +86,8 @@ async def test_what_a_peer_does_not_take_comes_later_and_in_order(
         counts = [told.get_nowait() for _ in range(told.qsize())]
         assert counts[0] == 1
         assert counts[-1] == 0, "it has read them all"
+        assert counts[1:] == sorted(set(counts[1:]), reverse=True), "it took some each time"
+        assert len(counts) > 2, "it was told of as it took them"
 
 
 async def test_a_session_that_takes_no_reply_for_long_ends(tmp_path: Path) -> None:
@@ -114,11 +117,41 @@ async def test_a_session_with_more_unread_than_is_kept_ends(
 
 
 async def test_a_reply_to_who_is_gone_costs_nothing(tmp_path: Path) -> None:
-    async with asked(tmp_path) as (made, asker, socket, said, _):
+    async with asked(tmp_path) as (made, asker, socket, said, told):
         for number in range(MANY):
             made.reply(asker, protocol.Done(number))
         socket.close(linger=0)
         made.reply(asker, protocol.Done(1))
+        while await told.get():
+            """Until it is seen that the peer is gone."""
+        made.reply(asker, protocol.Done(2))
+        assert told.empty()
+        assert not asker.waiting
+        assert not said.done()
+
+
+async def test_a_peer_of_no_session_is_told_so(tmp_path: Path) -> None:
+    async with asked(tmp_path) as (_, _, socket, said, _):
+        with socket.context.socket(zmq.DEALER) as stranger:
+            stranger.linger, stranger.rcvtimeo = 0, 10_000
+            stranger.connect(f"ipc://{tmp_path / 'rpc.sock'}")
+            stranger.send(protocol.encode(protocol.StatusRequest(5)))
+            refused = protocol.decode_reply(await asyncio.to_thread(stranger.recv))
+        assert isinstance(refused, protocol.Refused)
+        assert (refused.id, refused.code) == (5, "no_session")
+        assert not said.done()
+
+
+async def test_bytes_that_are_no_zeromq_end_that_connection_alone(tmp_path: Path) -> None:
+    async with asked(tmp_path) as (made, asker, socket, said, _):
+        with connected(tmp_path / "rpc.sock") as stranger:
+            stranger.settimeout(10)
+            stranger.send(b"GET / HTTP/1.1\r\n")
+            while await asyncio.to_thread(stranger.recv, 1024):
+                """Its greeting, and then the end."""
+        made.reply(asker, protocol.Done(1))
+        done = protocol.decode_reply(await asyncio.to_thread(socket.recv))
+        assert done == protocol.Done(1)
         assert not said.done()
 
 

@@ -1,5 +1,6 @@
 """Host copies that `--keep-host` keeps outlive a daemon that is killed: the next one has them."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,12 +20,15 @@ from safetensors.torch import save_file
 
 import swapd_client
 from benchmarks.processes import keepers
+from swapd.core.ledger import HostCopyIndex
+from swapd.core.records import Component
 from swapd.core.registry import KEPT_MAX
 from swapd.daemon import parked_copies, parking
 from swapd.daemon.host_copies import NAME
 from swapd.daemon.parked_copies import MANIFEST, Manifest
 from swapd.shared import runtime_dir
-from swapd.shared.fds import OwnedFd
+from swapd.shared.fds import OwnedFd, send_packet
+from swapd.shared.runtime_dir import Folder, open_folder
 from swapd_client import SwapdError
 from swapd_client.weights import contents, safetensors
 from tests.guarantees import dying
@@ -42,6 +47,8 @@ from tests.guarantees.keeping import (
     values,
     was_read,
 )
+from tests.posted import Posted
+from tests.test_host_copies import Copies, Unpinnable, refuse_with
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +77,7 @@ def test_the_next_daemon_has_them_and_no_file_is_read(
         daemon.kill()
         daemon = serve(world, before=os.setsid)
         await_kept(daemon, *NAMES)
+        assert "ends with this daemon" not in daemon.log
         nbytes = daemon.status().host_copy_bytes
         monkeypatch.setattr(contents, "is_filled", lambda *_: pytest.fail("it compared"))
         assert not any(was_read(daemon, name, path) for name, path in files.items())
@@ -389,3 +397,50 @@ def test_a_keeper_and_a_daemon_of_another_user_have_nothing_to_do_with_each_othe
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with one, other, pytest.raises(PermissionError, match="it belongs to user"):
         parking._check_peer(one)
+
+
+# --- a part at a time --------------------------------------------------------------------
+
+
+async def test_an_upgrade_leaves_each_with_its_manifest(tmp_path: Path) -> None:
+    host, copies = HostCopyIndex(), Copies(None, Unpinnable())
+    copies.made(1, 4096, mutable=False)
+    copies.sealed(1)
+    host.kept[1] = None
+    host.owners[1] = Component(1, "talker", 0, 4096, 1, "lru", None, mutable=False)
+    with Folder(tmp_path, open_folder(tmp_path)) as folder:
+        parking.Parking(host, copies, folder, Posted().inbox).leave()
+    (left,) = parked_copies.sort(parked_copies.inherited())
+    assert left.manifest is not None
+    assert left.manifest.name == "talker"
+    left.fd.take()  # it is still the other's
+    copies.close()
+
+
+async def test_a_keeper_that_is_behind_is_waited_for_until_it_takes_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parking, "ANSWER_S", 3600.0)
+    full = [BlockingIOError()]
+
+    def send(*args: Any) -> None:
+        if full:
+            raise full.pop()
+        send_packet(*args)
+
+    monkeypatch.setattr(parking, "send_packet", send)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, Folder(tmp_path, open_folder(tmp_path)) as folder:
+        made = parking.Parking(HostCopyIndex(), Copies(None, Unpinnable()), folder, Posted().inbox)
+        made._keeper = ours
+        made._tell("FDSTOREREMOVE=1", "a")
+        assert theirs.recv(100) == b"FDSTOREREMOVE=1\nFDNAME=a"
+
+
+def test_a_manifest_that_cannot_be_written_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse_with(errno.ENOSPC))
+        with pytest.raises(OSError, match="No space"):
+            Manifest("a", "", "x", "", 1, (1, 1), 1.0).write()
