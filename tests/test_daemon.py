@@ -7,6 +7,8 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -139,14 +141,19 @@ def test_a_watchdog_of_another_process_is_not_answered(monkeypatch: pytest.Monke
     assert watchdog_s() is None
 
 
-def spawn_with(folder: Path, *words: object, **env: str) -> "subprocess.Popen[str]":
-    return forked.Popen(
+@contextmanager
+def spawn_with(folder: Path, *words: object, **env: str) -> Iterator["subprocess.Popen[str]"]:
+    with forked.Popen(
         [*SERVE, "--budget", "8MiB", "--runtime-dir", str(folder / "run"), *map(str, words)],
         env={"PYTHONPATH": PYTHONPATH, **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_sighup_changes_what_can_be_changed_and_names_what_cannot(tmp_path: Path) -> None:
