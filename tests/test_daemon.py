@@ -295,6 +295,44 @@ def broken(folder: Path, verb: str, error: str) -> "subprocess.Popen[str]":
     )
 
 
+ENDLESS = """
+import asyncio
+from swapd.cli import main
+from swapd.daemon.host_copies import HostCopies
+from swapd.daemon.mover import Mover
+
+def make(*args, **options):
+    while True:
+        yield
+
+async def finish(self):
+    while self._inbox._tasks:
+        await asyncio.sleep(0)
+
+HostCopies.make, Mover.finish = make, finish
+main()
+"""
+
+
+def test_other_work_does_not_go_on_while_a_stop_saves_bytes(tmp_path: Path) -> None:
+    """The last save takes until all other work has ended, and a host copy is made for ever."""
+    with forked.Popen(
+        [sys.executable, "-c", ENDLESS, "serve", "--budget", "8MiB", "--runtime-dir", tmp_path],
+        env={"PYTHONPATH": PYTHONPATH},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert line_of(process)
+            with RawSession(tmp_path) as raw:
+                raw.rpc.send(protocol.encode(protocol.Register(raw.next_id(), "a", 4096)))
+                assert isinstance(raw.ask(protocol.StatusRequest(raw.next_id())), protocol.Status)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
 def test_a_bug_ends_the_daemon_with_its_error_and_leaves_no_socket(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with broken(folder, "HostDevice.copy_in", "ZeroDivisionError('a bug')") as process:
