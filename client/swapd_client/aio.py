@@ -236,7 +236,7 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
         client = self._client
         await in_thread(partial(rejoining.stay, client))
         if not self.session.forked:
-            with suppress(SwapdError):  # the session has ended, or too many requests are open
+            with suppress(SwapdError):  # it has ended, is silent, or too many requests are open
                 await self.leasing.be_heard()
         await in_thread(partial(end, client.leasing, keep=keep))
         await self.leasing.channel.close()
@@ -350,9 +350,12 @@ class AsyncLeasing:
             self.channel.send(leases.release_of(record))
 
     async def be_heard(self) -> None:
-        """Wait until the daemon has all messages sent so far: a thread's might overtake them."""
+        """Wait until the daemon has all messages sent so far: a thread's might overtake them.
+
+        Raises Timeout after ANSWER_S.
+        """
         if self.session.error is None:
-            await self.call(self.session.harmless())
+            await self.call(self.session.harmless(), ANSWER_S)
 
     def close_dropped(self) -> None:
         """Close for a collected client. Blocks: called in a thread."""

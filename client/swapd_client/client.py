@@ -536,7 +536,8 @@ class Client(AbstractContextManager["Client"]):
 
         On a GPU the private memory is outside the budget, and this blocks for the copy. Raises:
         InUse if the component is leased, OutOfMemory if the GPU has no room (then it stays
-        registered), UnknownComponent, SessionEnded.
+        registered), UnknownComponent, SessionEnded; Timeout if the daemon answers nothing for 30
+        seconds: then call this again.
         """
         check_names([name])
         for part in self._joined().registry.family(name) or [name]:
@@ -697,8 +698,9 @@ class Client(AbstractContextManager["Client"]):
 
         Without `keep` nothing is copied; do not access these tensors any more. On a GPU it waits
         for the work under released leases. When it returns, the daemon knows that this process can
-        no longer write to its memory. If the GPU has no room for private copies, a warning names
-        the components whose tensors are lost.
+        no longer write to its memory. A daemon that answers nothing for 30 seconds is treated as
+        one that is gone. If the GPU has no room for private copies, a warning names the components
+        whose tensors are lost.
 
         A signal handler may call it. If it interrupts a call of this client that must finish first,
         a thread closes the client, and this returns at once.

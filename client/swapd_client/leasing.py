@@ -33,8 +33,10 @@ from swapd_client.lease_returns import LeaseReturns
 from swapd_client.leases.cache import Cache, Key
 from swapd_client.leases.record import Record
 from swapd_client.memory import ranges
-from swapd_client.session.channel import ChannelFactory
+from swapd_client.session.channel import Channel, ChannelFactory
+from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.session import Session
+from swapd_client.signs_of_life import SignsOfLife
 from swapd_client.tracing import Trace, Tracing
 from swapd_client.wait_forecasts import WaitForecasts
 
@@ -63,11 +65,7 @@ class Leasing:
         Raises the error of a refusal; Timeout if the daemon is silent for `timeout_s`.
         """
         check_seconds(timeout_s)
-        stop_if_cancelled()
-        self.session.check()
-        me = threading.get_ident()
-        self.cache.each(self.giving_back.end, lambda key, _: key[0] == me)
-        channel = self.factory.channel()
+        channel = self._channel()
         if timeout_s is None:
             return self.session.unwrap(channel.call(request))
         channel.ask(request)
@@ -77,10 +75,33 @@ class Leasing:
             raise self.session.lifeline.not_answering(timeout_s)
         return self.session.unwrap(reply)
 
+    def call_unless_silent(self, request: protocol.AnyRequest) -> protocol.AnyReply:
+        """As `call`, for a request that takes its time.
+
+        Raises Timeout if the daemon answers nothing at all for ANSWER_S.
+        """
+        channel = self._channel()
+        signs = SignsOfLife(self.session, channel, ANSWER_S)
+        try:
+            return self.session.unwrap(channel.call(request, still_waits=signs.look))
+        finally:
+            signs.end()
+
+    def _channel(self) -> Channel:
+        """Return this thread's channel, for a request before which its kept leases end."""
+        stop_if_cancelled()
+        self.session.check()
+        me = threading.get_ident()
+        self.cache.each(self.giving_back.end, lambda key, _: key[0] == me)
+        return self.factory.channel()
+
     def end_kept(self) -> None:
-        """End the leases that all threads keep. Blocks until the daemon has heard of it."""
+        """End the leases that all threads keep.
+
+        Blocks until the daemon has heard of it. Raises Timeout after ANSWER_S.
+        """
         self.giving_back.flush_kept()
-        self.call(self.session.harmless())
+        self.call(self.session.harmless(), ANSWER_S)
 
     # --- acquires ------------------------------------------------------------------------
 

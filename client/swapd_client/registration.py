@@ -18,6 +18,7 @@ from swapd_client.errors import (
     OutOfMemory,
     SessionEnded,
     SwapdError,
+    Timeout,
     UnknownComponent,
 )
 from swapd_client.interrupts import to_its_end
@@ -204,7 +205,7 @@ def refuse_in_use(leasing: Leasing, names: Collection[str]) -> None:
         return
     leasing.giving_back.flush_kept()
     leasing.session.leases.drain()
-    reply = leasing.call(protocol.StatusRequest(leasing.session.next_id()))
+    reply = leasing.call_unless_silent(protocol.StatusRequest(leasing.session.next_id()))
     assert isinstance(reply, protocol.Status)
     for component in reply.components:
         if component.leases and component.name in names:
@@ -215,7 +216,11 @@ def refuse_in_use(leasing: Leasing, names: Collection[str]) -> None:
 
 
 def unregister(leasing: Leasing, name: str) -> None:
-    """Unregister a component, after the work under released leases."""
+    """Unregister a component, after the work under released leases.
+
+    Blocks while the daemon saves its bytes. Raises Timeout if the daemon falls silent: then call
+    this again, because the daemon may do it once it goes on.
+    """
     session = leasing.session
     leasing.giving_back.flush_kept()
     session.check()
@@ -228,7 +233,7 @@ def unregister(leasing: Leasing, name: str) -> None:
         session.registry.unbinding.before_unbind(part)
         try:
             with suppress(UnknownComponent):  # the daemon knew before an interrupt
-                leasing.call(protocol.Unregister(session.next_id(), name))
+                leasing.call_unless_silent(protocol.Unregister(session.next_id(), name))
         except BaseException:
             part.where.give_memory_back()
             raise
@@ -246,8 +251,9 @@ def end(leasing: Leasing, *, keep: bool) -> None:
         leasing.giving_back.keep_no_more()
         session.leases.drain()
         if keep:
-            # then the last bytes are already private, or a signal handler has closed meanwhile
-            with suppress(SessionEnded, ClientClosed):
+            # Then the last bytes are already private, or are where they are with a daemon that is
+            # gone, or a signal handler has closed meanwhile.
+            with suppress(SessionEnded, Timeout, ClientClosed):
                 take_back_mutable(leasing)
     session.close(keep=keep)
 
