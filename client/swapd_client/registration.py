@@ -239,7 +239,7 @@ def unregister(leasing: Leasing, name: str) -> None:
             raise
         session.registry.unbinding.unbind(part)
 
-    with session.life.changing():
+    with session.life.changing(), session.registry.alone([part]):
         to_its_end(leave)
     session.registry.forget_size(part.part_of)
 

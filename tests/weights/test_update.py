@@ -3,7 +3,9 @@
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ from torch import nn
 import swapd_client
 from swapd import spawn
 from swapd.shared import protocol
+from swapd.shared.fds import OwnedFd
 from swapd_client import (
     Client,
+    ClientClosed,
     InUse,
     InvalidArgument,
     InvalidSource,
@@ -22,6 +26,7 @@ from swapd_client import (
 )
 from swapd_client.leases.leases import Leases
 from swapd_client.leases.record import Record
+from swapd_client.memory.part import Part
 from swapd_client.weights import update
 from tests import served
 from tests.processes import line_of, start_python
@@ -366,6 +371,51 @@ def test_one_update_at_a_time(client: Client) -> None:
         client.unregister("raw")
     client.leasing.call(protocol.GiveUp(client.session.next_id(), "raw", other))
     client.update("raw", {"a": b"y"})
+
+
+def test_an_update_that_has_just_taken_place_is_not_lost_if_another_thread_unregisters(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, new = model(), copies(model(1))
+    client.register("talker", module)
+    renewing, go_on, renew = Event(), Event(), client.session.renew
+
+    def late(part: Part, master: OwnedFd) -> None:
+        renewing.set()
+        go_on.wait()
+        renew(part, master)
+
+    monkeypatch.setattr(client.session, "renew", late)
+    with ThreadPoolExecutor(1) as threads:
+        updating = threads.submit(client.update, "talker", new)
+        renewing.wait()
+        try:
+            with pytest.raises(InUse, match="updated or unregistered by another thread"):
+                client.unregister("talker")
+        finally:
+            go_on.set()
+        updating.result()
+    client.unregister("talker")
+    assert same(copies(module), new)
+
+
+def test_an_update_that_has_just_taken_place_as_another_thread_closes_leaves_no_descriptor(
+    daemon: spawn.Spawned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = swapd_client.connect(daemon.folder)
+    client.register("raw", {"a": b"x"})
+    masters, renew = list[OwnedFd](), client.session.renew
+
+    def late(part: Part, master: OwnedFd) -> None:
+        client.close()
+        masters.append(master)
+        renew(part, master)
+
+    monkeypatch.setattr(client.session, "renew", late)
+    with pytest.raises(ClientClosed):
+        client.update("raw", {"a": b"y"})
+    with pytest.raises(ValueError, match="closed"):
+        masters[0].fileno()
 
 
 def test_of_a_client_killed_in_the_middle_nothing_is_left(

@@ -2,7 +2,7 @@
 their ranges; `unbinding.py` has the way back. `registration.py` sends the requests in between.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from swapd.shared import protocol, vm
@@ -12,10 +12,12 @@ from swapd.shared.units import size
 from swapd_client.checks import A_NAME, check
 from swapd_client.errors import (
     DuplicateName,
+    InUse,
     InvalidArgument,
     InvalidSource,
     UnknownComponent,
 )
+from swapd_client.interrupts import covered_block
 from swapd_client.log import log
 from swapd_client.memory import place, ranges
 from swapd_client.memory.layout import ContentMismatch, InMemory, Layout, Segments
@@ -83,6 +85,29 @@ class Registry:
         """Return the parts of a family, by name; none for "", of which all others are."""
         with self._lock:
             return [part.name for part in self.parts.values() if name and part.part_of == name]
+
+    @covered_block
+    def alone(self, parts: Collection[Part]) -> Generator[None, None, None]:
+        """In the block, no other thread updates or unregisters these. Raises: InUse.
+
+        The daemon refuses that, too, but knows nothing of a thread that has its answer.
+        """
+        block = object()
+        try:
+            with self._lock:
+                for part in parts:
+                    if part.changed_in is not None:
+                        raise InUse(
+                            f"{part.name!r} is being updated or unregistered by another thread of "
+                            "this process: wait for that one"
+                        )
+                for part in parts:
+                    part.changed_in = block
+            yield
+        finally:
+            for part in parts:
+                if part.changed_in is block:
+                    part.changed_in = None
 
     # --- in ------------------------------------------------------------------------------
 

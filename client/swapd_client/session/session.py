@@ -147,6 +147,8 @@ class Session:
     def renew(self, part: Part, master: OwnedFd) -> None:
         """Use the host copy of a committed update. Leases hold the old bytes. May be repeated."""
         with self.life.lock:
+            if not self.has(part):  # another thread has closed the client
+                return master.close()
             old = part.master
             part.master, part.renewed = master, self._ids
             part.layout.content = ""  # no longer the bytes of its source, for the next daemon

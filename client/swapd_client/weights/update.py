@@ -31,7 +31,8 @@ def together(session: Session, call: Call, values: Mapping[str, Mapping[str, Any
     """
     with session.life.changing():  # first: what has ended, or is another process's, has no parts
         asked = [one for name, named in values.items() for one in _changes(session, name, named)]
-        _apply(session, call, asked)
+        with session.registry.alone([part for part, _ in asked]):
+            _apply(session, call, asked)
 
 
 def _apply(session: Session, call: Call, asked: list[_Change]) -> None:
