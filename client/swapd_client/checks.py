@@ -5,7 +5,7 @@ from typing import Any
 
 from swapd_client.errors import InvalidArgument
 
-A_NAME = "a name, as in 'vae'"
+A_SIZE = "a size, as in 4 << 30 or '4GiB'"
 
 
 def check(argument: str, given: object, kind: Any, give: str) -> None:
@@ -28,13 +28,14 @@ def names_in(argument: str, names: Any, given: object = None) -> list[str]:
     return found
 
 
+def check_name(given: object, argument: str = "name", give: str = "a name, as in 'vae'") -> None:
+    own = getattr(given, "name", None)  # of a component
+    check(argument, given, str, f"its name, {own!r}" if isinstance(own, str) else give)
+
+
 def check_names(names: Iterable[object]) -> None:
     for name in names:
-        if not isinstance(name, str):
-            own = getattr(name, "name", None)
-            named = isinstance(own, str)
-            hint = f"give its name, {own!r}" if named else "give names one by one, as in 'a', 'b'"
-            raise InvalidArgument(f"{name!r} is not the name of a component: {hint}")
+        check_name(name, give="names one by one, as in 'a', 'b'")
 
 
 def check_seconds(

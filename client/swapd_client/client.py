@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd_client import registration, rejoining
-from swapd_client.checks import A_NAME, check, check_names
+from swapd_client.checks import A_SIZE, check, check_name
 from swapd_client.errors import DaemonGone, SessionEnded
 from swapd_client.faults import explain_if
 from swapd_client.finalizers import close_when_collected
@@ -236,9 +236,11 @@ class Client(AbstractContextManager["Client"]):
     def _register_family(
         self, name: str, parts: Mapping[str, Any], resident: int | str | None, **how: Any
     ) -> list[Component]:
-        check("name", name, str, A_NAME)
+        check_name(name)
+        nbytes = nbytes_of(resident)
+        check("resident", nbytes, int | None, A_SIZE)
         prepare = partial(self.session.registry.prepare_family, name, parts, **how)
-        return registration.register(self.leasing, prepare, {name: nbytes_of(resident)})
+        return registration.register(self.leasing, prepare, {name: nbytes})
 
     def register_scratch(
         self,
@@ -386,6 +388,7 @@ class Client(AbstractContextManager["Client"]):
         do not fit; Timeout if the daemon is silent for `timeout` seconds.
         """
         nbytes = nbytes_of(size)
+        check("size", nbytes, int | None, A_SIZE)
         self._ask(lambda number: protocol.Resize(number, name, nbytes), timeout, flush=True)
         self.session.registry.resized(name, nbytes)
 
@@ -539,7 +542,7 @@ class Client(AbstractContextManager["Client"]):
         registered), UnknownComponent, SessionEnded; Timeout if the daemon answers nothing for 30
         seconds: then call this again.
         """
-        check_names([name])
+        check_name(name)
         for part in self._joined().registry.family(name) or [name]:
             registration.unregister(self.leasing, part)
 
@@ -662,7 +665,7 @@ class Client(AbstractContextManager["Client"]):
         component (write to it under a lease instead); OutOfMemory; InUse if another thread updates
         it; UnknownComponent, SessionEnded. After any of them nothing has changed.
         """
-        check_names([name])
+        check_name(name)
         waits = [one.between_passes(name) for one in list(self.attachments) if one.streams(name)]
         # one for all models: an interrupt in an ExitStack would leave what it has entered
         with waits[0] if waits else nullcontext():

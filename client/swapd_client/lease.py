@@ -12,6 +12,7 @@ from weakref import ref
 from msgspec.structs import replace
 
 from swapd.shared.protocol import Granted, Placement
+from swapd_client.checks import check_name
 from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError, UnknownComponent
 from swapd_client.interrupts import covered, to_its_end
 from swapd_client.lease_returns import LeaseReturns
@@ -82,6 +83,7 @@ class BaseLease:
         that are not scratch are never new. Costs no message. Raises: UnknownComponent if the
         component is not in this lease, or belongs to another process.
         """
+        check_name(name)
         if name not in self._fresh:
             if not self._has_own(name):
                 raise UnknownComponent(
@@ -128,6 +130,7 @@ class BaseLease:
         self._session.life.check_process()
         name = name or self.names[0]
         if name not in self.names and name not in self._granted.names and not self._has_own(name):
+            check_name(name)
             raise UnknownComponent(f"{name!r} is not in this lease (of {', '.join(self.names)})")
         if stream is None:
             return self._session.arrivals.wait(self._record, name, segment)

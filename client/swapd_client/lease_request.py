@@ -10,7 +10,7 @@ import msgspec
 
 from swapd.shared import protocol
 from swapd.shared.units import parse_size
-from swapd_client.checks import check_names, check_seconds, names_in
+from swapd_client.checks import A_SIZE, check, check_names, check_seconds, names_in
 from swapd_client.errors import InvalidArgument
 from swapd_client.leases.record import Record
 from swapd_client.session.session import Session
@@ -82,6 +82,7 @@ def of_components(
 
 def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: int) -> LeaseRequest:
     """Return a request for a workspace; messages give its size as `said`."""
+    check("size", nbytes, int, A_SIZE)
     check_seconds(timeout_s)
     request = partial(
         protocol.AcquireWorkspace, nbytes=nbytes, timeout_s=timeout_s, priority=priority

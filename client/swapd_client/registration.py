@@ -28,6 +28,7 @@ from swapd_client.memory.layout import ContentMismatch
 from swapd_client.memory.part import Part
 from swapd_client.memory.scratch import Scratch
 from swapd_client.memory.sources import watch
+from swapd_client.session.registry import alone
 from swapd_client.session.session import Session
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def scratch_of(session: Session, what: "int | torch.Tensor", *, mutable: bool) -
     """
     tensor: Any = what if hasattr(what, "untyped_storage") else None
     nbytes = what if tensor is None else tensor.nbytes
-    if not isinstance(nbytes, int) or nbytes <= 0:
+    if not isinstance(nbytes, int) or not 0 < nbytes < 1 << 63:
         said = f"{nbytes} bytes" if isinstance(nbytes, int) else repr(what)
         raise InvalidSource(f"scratch of {said}: give a size, as 4 << 30 or '4GiB'")
     kind: protocol.Scratch = "saved" if mutable else "dropped"
@@ -239,7 +240,7 @@ def unregister(leasing: Leasing, name: str) -> None:
             raise
         session.registry.unbinding.unbind(part)
 
-    with session.life.changing(), session.registry.alone([part]):
+    with session.life.changing(), alone(session.life, [part]):
         to_its_end(leave)
     session.registry.forget_size(part.part_of)
 

@@ -1,13 +1,13 @@
 """What newcomers get wrong is an error that tells how it is done right, and nothing is held."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import Client, InvalidArgument
+from swapd_client import Client, InvalidArgument, InvalidSource
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def held(client: Client, use: Callable[[Any], object]) -> None:
 
 WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a list": (lambda c: c.acquire(["a"]), "names one by one, as in 'a', 'b'"),
-    "a number": (lambda c: c.acquire(7), "7 is not the name of a component"),
-    "no text": (lambda c: c.acquire("a", None), "None is not the name"),
+    "a number": (lambda c: c.acquire(7), "name=7: give names one by one"),
+    "no text": (lambda c: c.acquire("a", None), "name=None: give names"),
     "a component": (lambda c: c.acquire(c.register("b", {"x": bytearray(8)})), "its name, 'b'"),
     "a list to prefetch": (lambda c: c.prefetch(["a"]), "names one by one"),
     "seconds as text": (lambda c: c.acquire("a", timeout="10s"), "timeout='10s': give a number"),
@@ -38,14 +38,17 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a workspace": (lambda c: c.acquire_workspace("1MiB", timeout="1"), "timeout='1'"),
     "a size without a unit": (lambda c: c.acquire_workspace("6 big"), "'6 big' is not a size"),
     "a new size": (lambda c: c.resize("a", "much"), "'much' is not a size"),
+    "a number too large": (lambda c: c.resize("a", float("inf")), "size=inf: give a size"),
+    "no room": (lambda c: c.acquire_workspace(None), "size=None: give a size"),
+    "what no message can have": (lambda c: c.follows("a", after=held), "after=<function held"),
     "scratch": (lambda c: c.register_scratch("s", "4 GiBi"), "'4 GiBi' is not a size"),
     "a segment too many": (lambda c: held(c, lambda a: a.wait(1)), "'a' arrives in 1 segment"),
     "a segment below 0": (lambda c: held(c, lambda a: a.wait(-1)), "segment=-1: "),
     "a segment's name": (lambda c: held(c, lambda a: a.wait("a")), "segment='a': "),
     "a module to update with": (lambda c: c.update("a", object()), "as a module's state_dict()"),
     "a list of parts": (lambda c: c.register_family("f", [{"x": b"1"}]), "give a dict of at least"),
-    "a list to unregister": (lambda c: c.unregister(["a", "b"]), "names one by one"),
-    "a list to update": (lambda c: c.update(["a"], {}), "names one by one"),
+    "a list to unregister": (lambda c: c.unregister(["a", "b"]), "name=['a', 'b']: give a name"),
+    "a list to update": (lambda c: c.update(["a"], {}), "name=['a']: give a name"),
     "a number of names": (lambda c: c.cheapest(5), "names=5: give names, as in ['vae', 'dit']"),
     "a number of others": (lambda c: c.prefetch("a", over=5), "over=5: give names"),
     "a list as name": (lambda c: c.register(["b"], {"x": b"1"}), "name=['b']: give a name"),
@@ -70,6 +73,63 @@ def test_a_wrong_argument_says_how_it_is_done(client: Client, case: str) -> None
     client.acquire("a").release()  # and the next one is granted
 
 
+IN_A_LEASE: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a list asked whether new": (lambda a: a.fresh(["s"]), "name=['s']: give a name"),
+    "no name asked whether new": (lambda a: a.fresh(None), "name=None: give a name"),
+    "a list waited for": (lambda a: a.wait(name=["s"]), "name=['s']: give a name"),
+    "a stream's name": (lambda a: a.uses("default"), "stream='default': give a torch.cuda.Stream"),
+    "no stream": (lambda a: a.uses(None), "stream=None: give"),
+    "a stream below 0": (lambda a: a.wait(stream=-1), "stream=-1: give"),
+    "no number of a stream": (lambda a: a.wait(stream=float("nan")), "stream=nan: give"),
+}
+
+
+@pytest.mark.parametrize("case", IN_A_LEASE)
+def test_a_wrong_argument_of_a_lease_leaves_it_held(client: Client, case: str) -> None:
+    call, said = IN_A_LEASE[case]
+    client.register_scratch("s", 1000)
+    with client.acquire("a", "s", early=True) as lease:
+        with pytest.raises(InvalidArgument) as refused:
+            call(lease)
+        lease.wait()
+        assert lease.held
+        assert lease.fresh("s")
+    assert said in str(refused.value)
+
+
+async def awaited(what: object) -> None:
+    if isinstance(what, Awaitable):
+        await what
+
+
+@pytest.mark.parametrize("case", IN_A_LEASE)
+async def test_so_it_is_with_an_async_lease(client: Client, case: str) -> None:
+    call, said = IN_A_LEASE[case]
+    client.register_scratch("s", 1000)
+    async with await swapd_client.connect_async(client.session.endpoint) as other:
+        await other.register("b", {"x": b"1"})
+        async with other.acquire("b", early=True) as lease:
+            with pytest.raises(InvalidArgument) as refused:
+                await awaited(call(lease))
+            await lease.wait()
+            assert lease.held
+    assert said in str(refused.value)
+
+
+def test_a_wrong_argument_of_a_component_says_what_to_give(client: Client) -> None:
+    component = client.register("b", {"x": b"1"})
+    scratch = client.register_scratch("s", 1000, mutable=True)
+    wrong: Any = ["x"]
+    with pytest.raises(InvalidArgument, match=r"key=\['x'\]: give the name of a buffer"):
+        component.view(wrong)
+    with pytest.raises(InvalidSource, match="'b' has no buffer 'y'; there are: x"):
+        component.view("y")
+    wrong = 5
+    with pytest.raises(InvalidArgument, match=r"ranges=5: give a list of \(offset, bytes\)"):
+        scratch.used(wrong)
+    client.acquire("s").release()
+
+
 @pytest.mark.parametrize(
     ("where", "said"),
     [
@@ -88,6 +148,12 @@ def test_a_wrong_connect_says_how_it_is_done(where: dict[str, Any], said: str) -
     with pytest.raises(InvalidArgument) as refused:
         swapd_client.connect(**where)
     assert said in str(refused.value)
+
+
+def test_more_scratch_than_there_are_addresses_is_refused(client: Client) -> None:
+    for nbytes in (1 << 70, (1 << 64) + 4096):  # as 64 bits: 0 and 4096
+        with pytest.raises(InvalidSource, match=f"scratch of {nbytes} bytes: give a size"):
+            client.register_scratch("s", nbytes)
 
 
 def test_a_wait_for_what_is_not_in_the_lease_is_an_error(client: Client) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from swapd_client.checks import check
 from swapd_client.errors import InvalidSource
 from swapd_client.memory.layout import BufferLayout
 from swapd_client.memory.part import Part
@@ -57,8 +58,10 @@ class Component:
     def view(self, key: str) -> memoryview:
         """One of the buffers it was registered from, at its stable address.
 
-        On the host device only: use `address` for bytes on a GPU.
+        On the host device only: use `address` for bytes on a GPU. Raises: InvalidSource if there is
+        no such buffer.
         """
+        check("key", key, str, "the name of a buffer")
         layout, where = self._part.layout, self._part.where
         if isinstance(layout, Scratch):
             raise InvalidSource(f"{self.name!r} is scratch, without buffers: use component.tensor")
@@ -68,6 +71,10 @@ class Component:
             raise InvalidSource(
                 f"{self.name!r} is in GPU memory, which the CPU cannot read: give "
                 "component.address to code on the GPU"
+            )
+        if key not in layout.names():
+            raise InvalidSource(
+                f"{self.name!r} has no buffer {key!r}; there are: {', '.join(layout.names())}"
             )
         view = layout.view(key, self.address)
         where.used_by([view.obj])  # all views of the view share it
@@ -108,6 +115,7 @@ class Component:
             raise InvalidSource(
                 f"{self.name!r} is not saved in part; register_scratch(..., mutable=True) is"
             )
+        check("ranges", ranges, Iterable, "a list of (offset, bytes)")
         self._part.note_used(told(ranges, self.nbytes))
 
     @property

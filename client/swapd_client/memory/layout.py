@@ -308,7 +308,7 @@ class _PyBuffer(ctypes.Structure):
 
 def no_such(name: str, names: Iterable[str]) -> InvalidSource:
     near = get_close_matches(str(name), list(names), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return InvalidSource(
         f"the component has no tensor {name!r}{hint} Nothing was changed (buffers are no part of "
         "it: they are private)"

@@ -59,7 +59,7 @@ class Part:
         #: Ranges that the owner wants saved; None once a release has sent them.
         self.used: UsedRanges | None = None
         self.used_number = 0
-        #: The block of `Registry.alone` that updates or unregisters it.
+        #: The block of `registry.alone` that updates or unregisters it.
         self.changed_in: object = None
         #: Whether the component was another daemon's before: its tensors are in the range already.
         self.is_again = False

@@ -9,7 +9,7 @@ from swapd.shared import protocol, vm
 from swapd.shared.board import Board
 from swapd.shared.fds import OwnedFd
 from swapd.shared.units import size
-from swapd_client.checks import A_NAME, check
+from swapd_client.checks import check_name
 from swapd_client.errors import (
     DuplicateName,
     InUse,
@@ -86,29 +86,6 @@ class Registry:
         with self._lock:
             return [part.name for part in self.parts.values() if name and part.part_of == name]
 
-    @covered_block
-    def alone(self, parts: Collection[Part]) -> Generator[None, None, None]:
-        """In the block, no other thread updates or unregisters these. Raises: InUse.
-
-        The daemon refuses that, too, but knows nothing of a thread that has its answer.
-        """
-        block = object()
-        try:
-            with self._lock:
-                for part in parts:
-                    if part.changed_in is not None:
-                        raise InUse(
-                            f"{part.name!r} is being updated or unregistered by another thread of "
-                            "this process: wait for that one"
-                        )
-                for part in parts:
-                    part.changed_in = block
-            yield
-        finally:
-            for part in parts:
-                if part.changed_in is block:
-                    part.changed_in = None
-
     # --- in ------------------------------------------------------------------------------
 
     def prepare(
@@ -128,7 +105,7 @@ class Registry:
         Nothing is copied or rebound yet. The first call blocks for a moment on a GPU. Raises:
         DeviceFailed; InvalidSource if `stays` is set and the source cannot keep its address.
         """
-        check("part_of", part_of, str, A_NAME)
+        check_name(part_of, "part_of")
         self._check_new(name)
         claim: Claim | None = None
         try:
@@ -183,7 +160,7 @@ class Registry:
 
     def _check_new(self, name: str) -> None:
         self._life.check()
-        check("name", name, str, A_NAME)
+        check_name(name)
         with self._lock:
             if name in self.parts:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
@@ -343,6 +320,30 @@ class Registry:
             known = self.parts.get(part.name) is part
             has_them = part.master or (part.old_master and not part.where.shown)
             return part.map_master() if known and has_them else None
+
+
+@covered_block
+def alone(life: Life, parts: Collection[Part]) -> Generator[None, None, None]:
+    """In the block, no other thread updates or unregisters these. Raises: InUse.
+
+    The daemon refuses that, too, but knows nothing of a thread that has its answer.
+    """
+    block = object()
+    try:
+        with life.lock:
+            for part in parts:
+                if part.changed_in is not None:
+                    raise InUse(
+                        f"{part.name!r} is being updated or unregistered by another thread of "
+                        "this process: wait for that one"
+                    )
+            for part in parts:
+                part.changed_in = block
+        yield
+    finally:
+        for part in parts:
+            if part.changed_in is block:
+                part.changed_in = None
 
 
 def _old_master(before: FormerPlace) -> OwnedFd | None:

@@ -29,12 +29,23 @@ def _named(request: AnyRequest) -> str:
     return f"{kind} of {', '.join(said[:NAMED_MAX] + more)}" if said else kind
 
 
+def _wrong(request: AnyRequest) -> str:
+    """Name the field that cannot be encoded."""
+    for field in request.__struct_fields__:
+        try:
+            encode(value := getattr(request, field))
+        except NOT_ENCODABLE:
+            return f"{field}={value!r}: "
+    return ""
+
+
 def encoded(request: AnyRequest) -> bytes:
     try:
         data = encode(request)
     except NOT_ENCODABLE as exc:
         raise InvalidArgument(
-            f"{_named(request)} cannot be sent: {exc}. Names must be text, and numbers 64 bits"
+            f"{_named(request)} cannot be sent: {_wrong(request)}{exc}. Names must be text, and "
+            "numbers 64 bits"
         ) from exc
     if len(data) > REQUEST_MAX_BYTES:
         raise InvalidArgument(

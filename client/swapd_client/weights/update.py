@@ -17,6 +17,7 @@ from swapd_client.memory.layout import through_mapping
 from swapd_client.memory.part import Part
 from swapd_client.memory.sources import extent_of
 from swapd_client.session.disabled import Disabled
+from swapd_client.session.registry import alone
 from swapd_client.session.session import Call, Session
 
 #: A component, and a function that writes new values at a given address of its bytes.
@@ -31,7 +32,7 @@ def together(session: Session, call: Call, values: Mapping[str, Mapping[str, Any
     """
     with session.life.changing():  # first: what has ended, or is another process's, has no parts
         asked = [one for name, named in values.items() for one in _changes(session, name, named)]
-        with session.registry.alone([part for part, _ in asked]):
+        with alone(session.life, [part for part, _ in asked]):
             _apply(session, call, asked)
 
 

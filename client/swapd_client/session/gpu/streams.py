@@ -7,7 +7,7 @@ from typing import Any
 
 from swapd.device.context import CudaError
 from swapd.shared.board import BOARD_BYTES, Board, place
-from swapd_client.errors import DeviceFailed
+from swapd_client.errors import DeviceFailed, InvalidArgument
 from swapd_client.session.gpu.card import SETTLE_S, Card
 
 #: The default stream; other streams wait for it unless they are non-blocking.
@@ -15,7 +15,14 @@ LEGACY_DEFAULT = 0
 
 
 def handle_of(stream: Any) -> int:
-    return int(getattr(stream, "cuda_stream", stream))
+    """Return the driver's handle of a stream. Raises: InvalidArgument."""
+    try:
+        handle = int(getattr(stream, "cuda_stream", stream))
+        if 0 <= handle < 1 << 64:
+            return handle
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidArgument(f"stream={stream!r}: give a torch.cuda.Stream, or the driver's handle")
 
 
 def _torch_on_gpu() -> Any:
