@@ -160,8 +160,8 @@ class Top(App[None]):
         Binding("question_mark", "help", "Help"),
         Binding("up,k", "move(-1)", "Up"),
         Binding("down,j", "move(1)", "Down"),
-        Binding("pageup", "move(-10)", "TextScreen up"),
-        Binding("pagedown", "move(10)", "TextScreen down"),
+        Binding("pageup", "move(-10)", "Page up"),
+        Binding("pagedown", "move(10)", "Page down"),
         Binding("home", "move(-1000000)", "First"),
         Binding("end", "move(1000000)", "Last"),
     ]
