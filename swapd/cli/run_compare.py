@@ -23,9 +23,10 @@ from swapd.run.commands import command_of
 from swapd.run.daemons import ServingDaemon, joinable, serving
 from swapd.run.file import COMMAND, RunFile, StageSpec, names_of
 from swapd.run.ready import ServerAddress
-from swapd.run.sampling import Sampler, sampled
+from swapd.run.sampling import Sampler
 from swapd.shared import config
 from swapd.shared.config import ConfigError
+from swapd.shared.system import repeated
 from swapd.shared.text import plain
 from swapd.spawn import SpawnError
 from swapd_client.errors import SwapdError
@@ -275,7 +276,7 @@ def _round(way: Variant, devices: Sequence[str]) -> Round:
 
 def _measured(way: Variant, daemons: Sequence[ServingDaemon], sampler: Sampler) -> Round:
     began = time.monotonic()
-    with sampled(sampler):
+    with repeated(sampler.sample, lambda: sampler.pause_s):
         if way.load is not None:
             with _to_itself(way.load.address):
                 found = _server_with_load(way, way.load, daemons)

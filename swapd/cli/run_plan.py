@@ -87,7 +87,15 @@ def _of_omni(
     paths = {stage.name: folder / f"{stage.name}.yaml" for stage in omni}
     deployed = {stage.name: _deployed(stage, found, paths[stage.name]) for stage in omni}
     check_names(found, deployed)
-    plan = _together(found, deployed, device_memory)
+    beside = [stage for stage in found.stages.values() if stage.command.kind == "vllm"]
+    folders = map(servers.model_folder, map(_seen_from_here, omni))
+    plan = reports_of(
+        [StageFile(deployed[s.name], [str(at)]) for s, at in zip(omni, folders, strict=True)],
+        _plan_options(found, device_memory),
+        servers=lambda totals: [_server(stage, found, totals) for stage in beside],
+        on={gpu for stage in beside for gpu in gpus_of(stage, found)},
+        budgets=_given_budgets(found, deployed.values()),
+    )
     texts = [report.overlay for report in plan.reports]
     return _with_plan(found, plan, dict(zip(paths.values(), texts, strict=True)))
 
@@ -248,27 +256,9 @@ def _deployed(stage: StageSpec, found: RunFile, overlay: Path) -> Deploy:
     )
     for each in [*said, *changes]:
         note(each)
-    path = file.path if own is None else overlay
-    deployed = deploy.read(path, own, file.installed)
+    deployed = deploy.read(file.path if own is None else overlay, own, file.installed)
     servers.check_placed(file.path, deployed.stages, devices)
     return deployed
-
-
-def _together(
-    found: RunFile, deployed: Mapping[str, Deploy], device_memory: int | None
-) -> JointPlan:
-    beside = [stage for stage in found.stages.values() if stage.command.kind == "vllm"]
-    models = [servers.model_folder(_seen_from_here(found.stages[name])) for name in deployed]
-    return reports_of(
-        [
-            StageFile(one, [str(model)])
-            for one, model in zip(deployed.values(), models, strict=True)
-        ],
-        _plan_options(found, device_memory),
-        servers=lambda totals: [_server(stage, found, totals) for stage in beside],
-        on={gpu for stage in beside for gpu in gpus_of(stage, found)},
-        budgets=_given_budgets(found, deployed.values()),
-    )
 
 
 def _plan_options(found: RunFile, device_memory: int | None) -> PlanOptions:

@@ -72,17 +72,15 @@ def environment_on(daemons: Sequence[ServingDaemon]) -> dict[str, str]:
 def logs_since(daemons: Sequence[ServingDaemon], since: float) -> list[list[Record]]:
     """Return the swap log of each daemon that served at `since`, a monotonic time, and of those
     that were put in its place. If one is unreadable, say so and leave it out."""
-    return [log for one in daemons if (log := _log_since(one, since)) is not None]
-
-
-def _log_since(one: ServingDaemon, since: float) -> list[Record] | None:
-    try:
-        with connected(one.folder, "run") as client:
-            path = Path(client.status(timeout=TIMEOUT_S).swap_log)
-        return [each.record for each in runs_since(read(path), since)]
-    except (SwapdError, OSError) as exc:
-        say_error(f"the outcome on {one.wanted.device} is unknown: {exc}")
-        return None
+    logs = []
+    for one in daemons:
+        try:
+            with connected(one.folder, "run") as client:
+                path = Path(client.status(timeout=TIMEOUT_S).swap_log)
+            logs.append([each.record for each in runs_since(read(path), since)])
+        except (SwapdError, OSError) as exc:
+            say_error(f"the outcome on {one.wanted.device} is unknown: {exc}")
+    return logs
 
 
 def _say_if_gone(here: list[ServingDaemon], folder: Path, output: Output) -> None:

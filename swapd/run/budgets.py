@@ -35,7 +35,11 @@ def _of(commands: Sequence[Command], device: str, budget: int | None) -> DaemonS
     if budget is not None:
         return DaemonSpec(device, budget, "--budget")
     free = free_on(device)
-    weights = [(model, needed) for c in commands if (model := c.model) and (needed := _needed(c))]
+    weights = [
+        (c.model, int(nbytes * _ROUND_UP))
+        for c in commands
+        if c.model and (nbytes := weights_of(c))
+    ]
     found, why = _for_weights(weights, free, device)
     if not weights or len(weights) < len(commands):  # other commands register an unknown amount
         share = f"{GPU_SHARE:.0%} of the free memory"
@@ -43,11 +47,6 @@ def _of(commands: Sequence[Command], device: str, budget: int | None) -> DaemonS
         most = max((found, why), usual if device == "host" else (int(free * GPU_SHARE), share))
         return DaemonSpec(device, *most, least=found)
     return DaemonSpec(device, found, why)
-
-
-def _needed(command: Command) -> int | None:
-    weights = weights_of(command)
-    return None if weights is None else int(weights * _ROUND_UP)
 
 
 def weights_of(command: Command) -> int | None:

@@ -56,11 +56,6 @@ class DaemonSpec(NamedTuple):
         return dict(self.others).get("runtime_dir")
 
 
-class JoinableDaemon(NamedTuple):
-    folder: Path
-    budget: int
-
-
 class ServingDaemon(NamedTuple):
     """`process` is None if the daemon was joined."""
 
@@ -74,7 +69,7 @@ class ServingDaemon(NamedTuple):
         return f"swapd on {self.wanted.device} at {self.folder} ({how})"
 
 
-def joinable(wanted: DaemonSpec) -> JoinableDaemon | None:
+def joinable(wanted: DaemonSpec) -> ServingDaemon | None:
     """Return this user's daemon on that device, if its budget is enough, or None.
 
     On the host, which many daemons may share, only the daemon in the wanted folder counts. Raises:
@@ -92,7 +87,7 @@ def joinable(wanted: DaemonSpec) -> JoinableDaemon | None:
             )
         needed = wanted.budget if wanted.least is None else wanted.least
         if status.budget_bytes >= needed:
-            return JoinableDaemon(found.folder, status.budget_bytes)
+            return ServingDaemon(wanted, found.folder, status.budget_bytes, None)
         less = size(status.budget_bytes).replace(" ", "")
         how = f'budget = "{less}" in {wanted.file}' if wanted.file else f"--budget {less}"
         raise SwapdError(
@@ -129,17 +124,20 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
     wanted = list(wanted)
     if len(wanted) > 1:
         gpus.check_numbered([one.device for one in wanted])
+    environment = config.environment_of_a_daemon()
+    # it is for daemons that clients start: between two commands this one would end
+    environment.pop(config.LINGER_VARIABLE, None)
     with ExitStack() as open_now:
         found = []
         for one in wanted:
             if (there := joinable(one)) is not None:
-                found.append(ServingDaemon(one, *there, None))
+                found.append(there)
                 continue
             with _log(logs / f"{one.device.replace(':', '')}.log") as said:
                 process = started(
                     [*one.command, "--verbose"],
                     said,
-                    env=_environment(),
+                    env=environment,
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the command: the daemon ends after it
                     preexec_fn=end_with_parent,
@@ -147,14 +145,6 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
             open_now.callback(stop, process)
             found.append(ServingDaemon(one, one.folder, one.budget, process))
         yield found
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment without $SWAPD_LINGER, meant for daemons that clients start: between
-    two commands this one would end."""
-    environment = config.environment_of_a_daemon()
-    environment.pop(config.LINGER_VARIABLE, None)
-    return environment
 
 
 def _log(path: Path) -> BinaryIO:

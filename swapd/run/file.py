@@ -188,7 +188,11 @@ def _daemons(path: Path, raw: Any) -> tuple[DaemonTable, ...]:
         source = f"{path}: daemon[{number}]." if tables is raw else f"{path}: daemon."
         found.append(table_of(table, source, path.parent))
         if len(tables) > 1:
-            _one_of_several(table, source)
+            if "device" not in table:
+                raise ConfigError(f'{source}device is missing: name a GPU, as in device = "cuda:0"')
+            for name in sorted(OF_ONE & table.keys()):
+                why = "only a file with one daemon may set it; leave it out"
+                raise ConfigError(f"{source}{name}: {why}")
     _one_for_each(found, f"{path}: [[daemon]]")
     return tuple(found)
 
@@ -205,13 +209,6 @@ def _one_for_each(daemons: Sequence[DaemonTable], source: str) -> None:
             raise ConfigError(f"{source} {device}: another is for this GPU; leave one of them out")
 
 
-def _one_of_several(table: Mapping[str, Any], source: str) -> None:
-    if "device" not in table:
-        raise ConfigError(f'{source}device is missing: name a GPU, as in device = "cuda:0"')
-    for name in sorted(OF_ONE & table.keys()):
-        raise ConfigError(f"{source}{name}: only a file with one daemon may set it; leave it out")
-
-
 # --- stages --------------------------------------------------------------------------------
 
 
@@ -226,7 +223,11 @@ def _stage(path: Path, name: str, raw: Any) -> StageSpec:
     _known(raw, Table.__struct_fields__, f"{source}.")
     if "command" not in raw:
         raise ConfigError(f'{source}.command is missing: write command = "..."')
-    table = _converted(raw, source)
+    try:
+        table = msgspec.convert(raw, Table)
+    except msgspec.ValidationError as exc:
+        said, _, where = str(exc).partition(" - at `$")
+        raise ConfigError(f"{source}{where.rstrip('`')}: {said}") from None
     _check_restart(raw, table, source)
     environment = _environment(table.env, f"{source}.env")
     directory = _directory(path.parent, table.directory, f"{source}.directory")
@@ -249,14 +250,6 @@ def _stage(path: Path, name: str, raw: Any) -> StageSpec:
         _span(table.stop_timeout, f"{source}.stop_timeout"),
         table.ends_all,
     )
-
-
-def _converted(raw: dict[str, Any], source: str) -> Table:
-    try:
-        return msgspec.convert(raw, Table)
-    except msgspec.ValidationError as exc:
-        said, _, where = str(exc).partition(" - at `$")
-        raise ConfigError(f"{source}{where.rstrip('`')}: {said}") from None
 
 
 def _check_restart(raw: Mapping[str, Any], table: Table, source: str) -> None:
@@ -285,17 +278,15 @@ def _words(command: str | list[str], source: str) -> list[str]:
 
 
 def _environment(env: Mapping[str, str | int | float], source: str) -> dict[str, str]:
-    for name in env:
+    for name, value in env.items():
         if name in _OURS:
             raise ConfigError(f"{source}.{name} is set by swapd run itself: leave it out")
         if not _VARIABLE.fullmatch(name):
             raise ConfigError(
                 f"{source}: {name!r} is not the name of a variable: write letters, digits and _"
             )
-    found = {name: str(value) for name, value in env.items()}
-    for name, value in found.items():
-        _no_zero([value], f"{source}.{name}")
-    return found
+        _no_zero([str(value)], f"{source}.{name}")
+    return {name: str(value) for name, value in env.items()}
 
 
 def _no_zero(words: Iterable[str], source: str) -> None:

@@ -41,7 +41,10 @@ def same(one: str, other: str) -> bool:
     if one.isdecimal() == other.isdecimal():
         return one == other or ("-" in one and (one.startswith(other) or other.startswith(one)))
     number, uuid = sorted((one, other), key=lambda name: not name.isdecimal())
-    return number.isdecimal() and _uuid(int(number)).startswith(uuid)
+    if not number.isdecimal():
+        return False
+    with closing(Nvml(number)) as nvml:
+        return nvml.uuid().startswith(uuid)
 
 
 def folder_of(device: str) -> Path:
@@ -123,8 +126,3 @@ def nvml_of(device: str) -> Nvml:
         return Nvml(uuid_of(api, checked(api, api.cuDeviceGet, gpu_number(device) or 0)))
     except (DeviceError, MissingExtra, ImportError):
         return Nvml(name_of(device, config.listed_gpus()))
-
-
-def _uuid(number: int) -> str:
-    with closing(Nvml(str(number))) as nvml:
-        return nvml.uuid()

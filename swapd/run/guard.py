@@ -29,10 +29,7 @@ class GroupGuard:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = self._process.pid
 
     def watch(self, start: int) -> None:
         """Report a group, from its first process before it runs a program: later, `swapd run` could

@@ -45,11 +45,7 @@ class _Child:
         #: Time at which these others are killed; then the time at which they are given up.
         self.kill_at = math.inf
         self._killed = False
-        self._process = process
-
-    @property
-    def group(self) -> int:
-        return self._process.pid
+        self._process, self.group = process, process.pid
 
     def tell(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):

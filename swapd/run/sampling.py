@@ -8,12 +8,11 @@ the kernel can drop, and a driver's own memory do not count.
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from swapd.run import gpus
 from swapd.shared.config import gpu_number
-from swapd.shared.system import repeated
 
 _PROC = Path("/proc")
 _SHARE = 0.05
@@ -24,36 +23,29 @@ _BLOCK = 512
 
 
 class Sampler:
-    """The peak since its creation. `due` is the time of the next sample."""
+    """The peak since its creation. `pause_s`: seconds until the next sample is due."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         #: None if the command ended before its first sample.
         self.host_bytes: int | None = None
         #: Increase since the beginning, on all devices together; None if unknown.
         self.device_bytes: int | None = None
-        self.due = 0.0
+        self.pause_s = 0.0
         self._gpus = [gpus.nvml_of(one) for one in devices if gpu_number(one) is not None]
         self._before = self._used()
 
     def sample(self) -> None:
         began = time.monotonic()
-        if began < self.due:
-            return
         if on_host := host_bytes(descendants(os.getpid())):
             self.host_bytes = max(self.host_bytes or 0, on_host)
         used = self._used()
         if used is not None and self._before is not None:
             self.device_bytes = max(self.device_bytes or 0, used - self._before)
-        now = time.monotonic()
-        self.due = now + max(EVERY_S, (now - began) / _SHARE)
+        self.pause_s = max(EVERY_S, (time.monotonic() - began) / _SHARE)
 
     def _used(self) -> int | None:
         found = [gpu.memory() for gpu in self._gpus]
         return sum(int(one.used) for one in found) if found and None not in found else None
-
-
-def sampled(sampler: Sampler) -> AbstractContextManager[None]:
-    return repeated(sampler.sample, lambda: max(0.0, sampler.due - time.monotonic()))
 
 
 def descendants(pid: int) -> list[int]:

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from swapd.plan.advice import PlanError
 from swapd.run import budgets
 from swapd.run.commands import command_of, number_of, option, without
-from swapd.run.daemons import DaemonSpec, joinable
+from swapd.run.daemons import DaemonSpec, ServingDaemon, joinable
 from swapd.shared import config
 from swapd.shared.units import size
 from swapd_client.errors import SwapdError
@@ -148,7 +148,7 @@ def test_a_daemon_that_is_there_is_joined_and_stays(home: Path) -> None:
         assert f"the swapd at {home} has a budget of 20 MiB on host, and 1 GiB is needed" in said
         assert f"`swapd stop --endpoint {home}`, or give --budget 20MiB" in said
         planned = DaemonSpec("host", 16 * MIB, "the budget in the plan", chunk=2 * MIB)
-        assert joinable(planned) == (home, 20 * MIB)
+        assert joinable(planned) == ServingDaemon(planned, home, 20 * MIB, None)
         with pytest.raises(
             SwapdError, match="in chunks of 2 MiB, and the budget in the plan counts"
         ):
