@@ -47,53 +47,36 @@ class PlanReport(Advice, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-_Sources = Annotated[
-    list[str],
-    typer.Argument(
-        help="Files or folders of safetensors, diffusers folders, config.json, ids of cached "
-        "models, NAME=SIZE; default: the components of a running daemon"
-    ),
-]
-_Vllm = Annotated[
-    Path | None,
-    typer.Option(
-        help="A deploy file of vLLM-Omni: plan its stages, the sources, and print the settings "
-        "with which they share their GPUs"
-    ),
-]
-_Room = Annotated[
-    list[str],
-    typer.Option(help="With --vllm: a stage's KV cache and workspace, as in thinker=8GiB"),
-]
-_Config = Annotated[
-    Path | None,
-    typer.Option(
-        help="With --vllm: the model's config.json, for its KV caches, where no source has it"
-    ),
-]
-_Passes = Annotated[
-    list[str], typer.Option(help="Passes over a component's weights in a request, as in dit=20")
-]
-_FromLog = Annotated[
-    Path | None,
-    typer.Option(
-        help="A daemon's swap log: plan from its last run, by running it again, with --budget and "
-        "--bandwidth"
-    ),
-]
 _Blocks = Annotated[list[str], typer.Option(help="How many blocks a component has, as in dit=40")]
-_Bandwidth = Annotated[
-    float | None, option_of(parse_rate, "RATE", "Of copies, as 25GB/s; default: measured")
-]
 _sized = partial(option_of, typed_size, "SIZE")
 _Compute = Annotated[list[str], typer.Option(help="Seconds that one pass computes, as in dit=0.4")]
 
 
 def plan(
-    sources: _Sources = [],  # noqa: B006 - typer copies it
-    vllm: _Vllm = None,
-    room: _Room = [],  # noqa: B006
-    config: _Config = None,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files or folders of safetensors, diffusers folders, config.json, ids of cached "
+            "models, NAME=SIZE; default: the components of a running daemon"
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    vllm: Annotated[
+        Path | None,
+        typer.Option(
+            help="A deploy file of vLLM-Omni: plan its stages, the sources, and print the settings "
+            "with which they share their GPUs"
+        ),
+    ] = None,
+    room: Annotated[
+        list[str],
+        typer.Option(help="With --vllm: a stage's KV cache and workspace, as in thinker=8GiB"),
+    ] = [],  # noqa: B006
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --vllm: the model's config.json, for its KV caches, where no source has it"
+        ),
+    ] = None,
     overlay: Annotated[
         bool, typer.Option("--overlay", help="With --vllm: print the deploy file alone")
     ] = False,
@@ -109,7 +92,9 @@ def plan(
     overhead: Annotated[
         int | None, _sized("Size of CUDA contexts and graphs; default: a tenth")
     ] = None,
-    bandwidth: _Bandwidth = None,
+    bandwidth: Annotated[
+        float | None, option_of(parse_rate, "RATE", "Of copies, as 25GB/s; default: measured")
+    ] = None,
     chunk: Annotated[
         str | None,
         typer.Option(
@@ -120,10 +105,18 @@ def plan(
     isolation: Annotated[
         Isolation, typer.Option(help="Isolation of the daemon: relaxed or strict")
     ] = "relaxed",
-    passes: _Passes = [],  # noqa: B006
+    passes: Annotated[
+        list[str], typer.Option(help="Passes over a component's weights in a request, as in dit=20")
+    ] = [],  # noqa: B006
     blocks: _Blocks = [],  # noqa: B006
     compute: _Compute = [],  # noqa: B006
-    from_log: _FromLog = None,
+    from_log: Annotated[
+        Path | None,
+        typer.Option(
+            help="A daemon's swap log: plan from its last run, by running it again, with --budget "
+            "and --bandwidth"
+        ),
+    ] = None,
     budget: Budget = None,
     device: Annotated[str | None, typer.Option(help="host, or a GPU, as in cuda:0")] = None,
     endpoint: Endpoint = None,
@@ -179,8 +172,7 @@ def plan(
         isolation,
     )
     line = snippets.serve(where or "cuda:0", advice.budget_bytes, found.nbytes, isolation)
-    report = _report(advice, speed, found, line, notes)
-    show(report, page, json=json)
+    show(_report(advice, speed, found, line, notes), page, json=json)
 
 
 def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
@@ -194,8 +186,7 @@ def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
     folder = sizes.found(model)
     if (installed := omni.of_this_python([str(folder), model])) is None:
         raise PlanError(f"{path} has stage_args, for a deploy file of vllm-omni: install it here")
-    file = servers.chosen(installed, listed)
-    own, said = servers.with_workers(file, (), folder)
+    own, said = servers.with_workers(servers.chosen(installed, listed), (), folder)
     for each in said:
         note(each)
     return deploy.read(path, own, installed)
@@ -235,7 +226,7 @@ def _report(
         **structs.asdict(advice),
         bandwidth_from=speed.source,
         chunk_bytes=chunk.nbytes,
-        chunk_from=chunk.why,
+        chunk_from=f"{chunk.why}; each component, or block of one, takes whole ones",
         stage_file=snippets.stage_file(advice),
         python=snippets.python(advice),
         serve=serve,

@@ -62,16 +62,27 @@ def components_of(
     blocks: Sequence[str],
     compute: Sequence[str],
 ) -> tuple[list[ModelComponent], list[str]]:
-    found = _found(sources, status)
+    found, filled, notes = _found(sources, status), list[ModelComponent](), list[str]()
     names = [c.name for c in found]
-    given = _ByComponent(
-        pairs("--blocks", blocks, names, int),
-        pairs("--passes", passes, names, int),
-        pairs("--compute", compute, names, float),
-    )
-    notes: list[str] = []
-    bare = {c.name for c in map(sizes.named, sources) if c} if sources else set(names)
-    return [_filled(c, given, notes, by_size_alone=c.name in bare) for c in found], notes
+    given_blocks = pairs("--blocks", blocks, names, int)
+    given_passes = pairs("--passes", passes, names, int)
+    given_compute = pairs("--compute", compute, names, float)
+    by_size = filter(None, map(sizes.named, sources))
+    bare = {c.name for c in by_size} if sources else set(names)
+    for c in found:
+        count = given_blocks.get(c.name, c.blocks)
+        if not count and c.name in bare:
+            count = ASSUMED_BLOCKS
+            notes.append(f"{c.name}: taken to have {count} blocks; give --blocks {c.name}=N")
+        if count != c.blocks:
+            size_of_one = -(-c.nbytes // count)
+            c = msgspec.structs.replace(c, blocks=count, block_bytes=size_of_one, rest_bytes=0)
+        runs = given_passes.get(c.name, sizes.TYPICAL_PASSES.get(c.name, 1))
+        if runs > 1 and c.name not in given_passes:
+            notes.append(f"{c.name}: taken to run {runs} times a request; give --passes {c.name}=N")
+        compute_s = given_compute.get(c.name)
+        filled.append(msgspec.structs.replace(c, passes=runs, compute_s=compute_s))
+    return filled, notes
 
 
 def _found(sources: Sequence[str], status: Status | None) -> list[ModelComponent]:
@@ -85,28 +96,6 @@ def _found(sources: Sequence[str], status: Status | None) -> list[ModelComponent
         raise PlanError("the daemon has no components yet; register them, or give NAME=SIZE")
     sizes.check_names(found, sources)
     return found
-
-
-class _ByComponent(NamedTuple):
-    blocks: dict[str, int]
-    passes: dict[str, int]
-    compute_s: dict[str, float]
-
-
-def _filled(
-    c: ModelComponent, given: _ByComponent, notes: list[str], *, by_size_alone: bool
-) -> ModelComponent:
-    blocks = given.blocks.get(c.name, c.blocks)
-    if not blocks and by_size_alone:
-        blocks = ASSUMED_BLOCKS
-        notes.append(f"{c.name}: taken to have {blocks} blocks; give --blocks {c.name}=N")
-    if blocks != c.blocks:
-        size_of_one = -(-c.nbytes // blocks)
-        c = msgspec.structs.replace(c, blocks=blocks, block_bytes=size_of_one, rest_bytes=0)
-    passes = given.passes.get(c.name, sizes.TYPICAL_PASSES.get(c.name, 1))
-    if passes > 1 and c.name not in given.passes:
-        notes.append(f"{c.name}: taken to run {passes} times a request; give --passes {c.name}=N")
-    return msgspec.structs.replace(c, passes=passes, compute_s=given.compute_s.get(c.name))
 
 
 def pairs(
@@ -190,19 +179,18 @@ def advised(
     given: int | Literal["auto"] | None,
     isolation: Isolation,
 ) -> tuple[Advice, ChunkChoice]:
-    rounded = "each component, or block of one, takes whole ones"
     if status is not None and given is None:
-        found = ChunkChoice(status.chunk_bytes, f"the daemon's at {status.runtime_dir}; {rounded}")
+        found = ChunkChoice(status.chunk_bytes, f"the daemon's at {status.runtime_dir}")
         return plan_with(found.nbytes), found
     if device == "host" and not isinstance(given, int):
-        found = ChunkChoice(config.HOST_CHUNK, f"the default of --chunk on the host; {rounded}")
+        found = ChunkChoice(config.HOST_CHUNK, "the default of --chunk on the host")
         return plan_with(found.nbytes), found
-    advice, choice = chunks.chosen(plan_with, _cost, given, isolation)
-    return advice, ChunkChoice(choice.nbytes, f"{choice.why}; {rounded}")
-
-
-def _cost(advice: Advice) -> chunks.Cost:
-    return chunks.Cost([advice.budget_bytes], advice.moved_bytes, advice.request_s)
+    return chunks.chosen(
+        plan_with,
+        lambda one: chunks.Cost([one.budget_bytes], one.moved_bytes, one.request_s),
+        given,
+        isolation,
+    )
 
 
 def bandwidth_of(given: float | None, status: Status | None, device: str | None) -> Bandwidth:

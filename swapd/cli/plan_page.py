@@ -33,8 +33,7 @@ class VllmPlanReport(msgspec.Struct, frozen=True):
 def page(report: VllmPlanReport) -> RenderableType:
     parts: list[RenderableType] = []
     for plan in report.gpus:
-        table = columns(_STAGES, plan.shares, left=("stage",))
-        parts += [Text(_sum(plan)), "", table, ""]
+        parts += [Text(_sum(plan)), "", columns(_STAGES, plan.shares, left=("stage",)), ""]
         parts += [Text(_budget(plan))] if plan.largest else []
         parts += [Text(_turns(plan))]
         parts += [Text(plain(_trade(plan, plan.larger)))] if plan.larger else []

@@ -145,6 +145,8 @@ def _totals(gpus: Collection[int], given: int | None) -> dict[int, int]:
 
 def _components(found: Deploy, sources: Sequence[str]) -> list[ModelComponent]:
     components: list[ModelComponent] = []
+    named = ((stage.name, stage.offload.cpu_offload_components or ()) for stage in found.stages)
+    inner = [f"{name}.{part}" for name, parts in named for part in parts if part != name]
     for source in sources:
         given = sizes.named(source)
         if given:
@@ -153,7 +155,7 @@ def _components(found: Deploy, sources: Sequence[str]) -> list[ModelComponent]:
         else:
             path = sizes.found(source)
             components += [_as_loaded(c, path, found) for c in sizes.of_path(path)]
-            components += sizes.within(path, _inner(found))
+            components += sizes.within(path, inner)
     sizes.check_names(components, sources)
     return components
 
@@ -179,15 +181,6 @@ def _config(given: Path | None, sources: Sequence[str]) -> Mapping[str, Any] | N
     paths = [sizes.found(s) for s in sources if sizes.named(s) is None]
     files = [p if p.suffix == ".json" else p / "config.json" for p in paths]
     return next((sizes.config_of(f) for f in files if f.name == "config.json" and f.exists()), None)
-
-
-def _inner(found: Deploy) -> list[str]:
-    return [
-        f"{stage.name}.{part}"
-        for stage in found.stages
-        for part in stage.offload.cpu_offload_components or ()
-        if part != stage.name
-    ]
 
 
 def _cost(planned: tuple[Sequence[GpuPlan], object]) -> chunks.Cost:

@@ -155,5 +155,4 @@ def _moved(turns: Sequence[Turn], room: int, chunk: int) -> tuple[int, int]:
     streamed = sum(turn.copied for turn in turns if turn.taken > room)
     others = [turn for turn in turns if turn.taken <= room]
     by_layer = by_layer_bytes(others, room, chunk)
-    whole = whole_bytes(others, room)
-    return streamed + by_layer, streamed + whole
+    return streamed + by_layer, streamed + whole_bytes(others, room)

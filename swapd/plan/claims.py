@@ -195,8 +195,7 @@ def needs_of(
     try:
         if config:
             layout = kv.layout_of(config, stage.name)
-            steps = stage.step_tokens or kv.STEP_TOKENS
-            own = kv.workspace_of(config, stage.name, steps)
+            own = kv.workspace_of(config, stage.name, stage.step_tokens or kv.STEP_TOKENS)
     except kv.UncountedCache:
         if stage.kv_cache_bytes is None and room is None:
             raise

@@ -109,7 +109,8 @@ def read(
     merged = _for_cuda(whole)
     stages = _stages(path, merged, files, installed)
     _check_unique(path, stages)
-    together = len(stages) > 1 and _all_at_once(merged)
+    at_once = any(stage.get("async_chunk") is not False for stage in merged["stages"])
+    together = len(stages) > 1 and bool(merged.get("async_chunk", True)) and at_once
     return Deploy(path, stages, together, own, whole)
 
 
@@ -224,11 +225,6 @@ def _for_cuda(merged: dict[str, Any]) -> dict[str, Any]:
     ids = {s["stage_id"] for s in merged.get("stages") or ()}
     known = [s for s in cuda_stages(merged) if s["stage_id"] in ids]
     return {**merged, "stages": _merged(merged.get("stages"), known)} if known else merged
-
-
-def _all_at_once(merged: Mapping[str, Any]) -> bool:
-    said = (stage.get("async_chunk") is not False for stage in merged["stages"])
-    return bool(merged.get("async_chunk", True)) and any(said)
 
 
 def _stage(

@@ -112,6 +112,7 @@ def layout_of(config: Mapping[str, Any], stage: str) -> KvLayout:
     else:
         heads, latent = kv_heads(decoder, stage), False
         values = 2 * head_size(decoder, stage)
+    lengths = _numbers(decoder, ("model_max_length",)) or _numbers(decoder, _LENGTHS)
     return KvLayout(
         layers=layers,
         allocated=_filled_up(full, sliding),
@@ -119,7 +120,7 @@ def layout_of(config: Mapping[str, Any], stage: str) -> KvLayout:
         values=values,
         latent=latent,
         windows=sliding > 0,
-        longest=_longest(decoder),
+        longest=int(min(lengths) * _stretch(decoder)) if lengths else None,
     )
 
 
@@ -151,14 +152,11 @@ def token_bytes(cache: KvCache) -> int:
     return cache.block_bytes // cache.block_tokens
 
 
-def request_bytes(cache: KvCache) -> int:
-    return (-(-cache.max_model_len // cache.block_tokens) + cache.partial) * cache.block_bytes
-
-
 def least_bytes(cache: KvCache, requests: int = 1) -> int:
     """Return the bytes of the smallest cache for this many of the longest requests, and the null
     block. vLLM starts with that of one request."""
-    return requests * request_bytes(cache) + cache.block_bytes
+    blocks = -(-cache.max_model_len // cache.block_tokens) + cache.partial
+    return (requests * blocks + 1) * cache.block_bytes
 
 
 def tokens_in(cache: KvCache, nbytes: int) -> int:
@@ -280,11 +278,6 @@ def _filled_up(full: int, sliding: int) -> int:
     small, large = sorted((full, sliding))
     group = large if 2 * large < 3 * small else small
     return group * (-(-full // group) + -(-sliding // group))
-
-
-def _longest(decoder: Mapping[str, Any]) -> int | None:
-    said = _numbers(decoder, ("model_max_length",)) or _numbers(decoder, _LENGTHS)
-    return int(min(said) * _stretch(decoder)) if said else None
 
 
 def _numbers(decoder: Mapping[str, Any], keys: Iterable[str]) -> list[int]:

@@ -60,7 +60,13 @@ def of_stages(
     ignored settings. `model`: its folder. Raises: PlanError."""
     made, said = {}, []
     for one in listed:
-        stage = _stage_of(one, found)
+        wanted = str(one.id if one.model_stage is None else one.model_stage)
+        stage = next((each for each in found.stages if wanted in names_of(each)), None)
+        if stage is None:
+            raise PlanError(
+                f"{one.where}: the model has no stage {wanted!r}; by {found.path} its stages are "
+                f"{_listed(found)}"
+            )
         if stage.id in made:
             raise PlanError(f"{one.where} is listed twice: write its settings in one place")
         made[stage.id], absent = _of_stage(stage, one.settings, found, model)
@@ -90,17 +96,6 @@ def of_flags(asked: OffloadSettings, found: Deploy, model: Path) -> dict[int, di
     return {number: options for number, (options, _) in both.items()}
 
 
-def _stage_of(one: StageSettings, found: Deploy) -> DeployStage:
-    wanted = str(one.id if one.model_stage is None else one.model_stage)
-    for stage in found.stages:
-        if wanted in names_of(stage):
-            return stage
-    raise PlanError(
-        f"{one.where}: the model has no stage {wanted!r}; by {found.path} its stages are "
-        f"{_listed(found)}"
-    )
-
-
 def _listed(found: Deploy) -> str:
     return ", ".join(f"{stage.id} ({stage.name})" for stage in found.stages)
 
@@ -112,16 +107,14 @@ def _of_stage(
     if named is None:
         return dict(given), []
     has = [part for part in named if _has(stage, part, found, model)]
-    return _less(stage, given, has), [part for part in named if part not in has]
-
-
-def _less(stage: DeployStage, given: Mapping[str, Any], has: Sequence[str]) -> dict[str, Any]:
-    rest = {k: v for k, v in given.items() if k != _COMPONENTS}
-    if not has:
-        return {**{k: v for k, v in rest.items() if k != _STRATEGY}, _ENABLED: False}
     own = [stage.name if part in names_of(stage) else part for part in has]
-    # without other parts, the stage takes turns with all that it has
-    return rest if own == [stage.name] else {**given, _COMPONENTS: own}
+    options = {**given, _COMPONENTS: own}
+    if own in ([], [stage.name]):  # without other parts, it takes turns with all that it has
+        del options[_COMPONENTS]
+    if not own:
+        options.pop(_STRATEGY, None)
+        options[_ENABLED] = False
+    return options, [part for part in named if part not in has]
 
 
 def _has(stage: DeployStage, part: str, found: Deploy, model: Path) -> bool:

@@ -137,25 +137,6 @@ def _divide(card: GpuFacts, claims: Sequence[Demand]) -> GpuPlan:
     needed = arena.needed(_least_caches(arena.ours))
     if arena.ours and arena.nbytes < needed:
         raise DoesNotFit(too_much(card, claims, beside, arena.nbytes, needed))
-    return _plan(card, claims, beside, arena)
-
-
-def _arena(card: GpuFacts, claims: Sequence[Demand]) -> tuple["SharedArena", list[Term]]:
-    ours = [c for c in claims if c.ours]
-    beside, chunk = _beside(claims, card.overhead), chunk_of(ours)
-    free = card.total - sum(t.nbytes for t in beside) - sum(c.room for c in ours)
-    free = free // chunk * chunk
-    if ours and card.budget is not None:
-        if (given := card.budget // chunk * chunk) > free:
-            raise DoesNotFit(too_large(card, ours, beside, free))
-        beside.append(Term(free - given, f"outside of the budget of {size(card.budget)}"))
-        free = given
-    return SharedArena(ours, free), beside
-
-
-def _plan(
-    card: GpuFacts, claims: Sequence[Demand], beside: Sequence[Term], arena: SharedArena
-) -> GpuPlan:
     ours, caches, rate = arena.ours, _caches(arena), card.bytes_per_s
     budget = max(0, min(arena.whole(caches), arena.nbytes))
     moved, moved_whole = arena.moved(caches)
@@ -183,6 +164,19 @@ def _plan(
         by_block=_by_block(ours, budget),
         streams=tuple(p for c in ours for p in points(c, arena.nbytes - arena.stays, rate)),
     )
+
+
+def _arena(card: GpuFacts, claims: Sequence[Demand]) -> tuple["SharedArena", list[Term]]:
+    ours = [c for c in claims if c.ours]
+    beside, chunk = _beside(claims, card.overhead), chunk_of(ours)
+    free = card.total - sum(t.nbytes for t in beside) - sum(c.room for c in ours)
+    free = free // chunk * chunk
+    if ours and card.budget is not None:
+        if (given := card.budget // chunk * chunk) > free:
+            raise DoesNotFit(too_large(card, ours, beside, free))
+        beside.append(Term(free - given, f"outside of the budget of {size(card.budget)}"))
+        free = given
+    return SharedArena(ours, free), beside
 
 
 def divide_all(

@@ -110,13 +110,12 @@ def of_daemon(status: Iterable[ComponentStatus]) -> list[ModelComponent]:
     for c in status:
         if c.kind != "workspace":
             families.setdefault(c.part_of or c.name, {})[c.name] = c.nbytes
-    return [_family(name, parts) for name, parts in families.items() if sum(parts.values())]
-
-
-def _family(name: str, parts: Mapping[str, int]) -> ModelComponent:
-    rest = rest_of(name)
-    blocks = [nbytes for part, nbytes in parts.items() if part not in (name, rest)]
-    return _in_blocks(name, sum(parts.values()), blocks)
+    found = []
+    for name, parts in families.items():
+        blocks = [nbytes for part, nbytes in parts.items() if part not in (name, rest_of(name))]
+        if total := sum(parts.values()):
+            found.append(_in_blocks(name, total, blocks))
+    return found
 
 
 def _in_blocks(name: str, total: int, blocks: Collection[int]) -> ModelComponent:
@@ -280,13 +279,11 @@ def _of_config(path: Path) -> list[ModelComponent]:
     try:
         with _unheard(), torch.device("meta"):
             kind = getattr(transformers, architecture, None)
-            if kind is None:
-                raise NoSizes(f"{path}: transformers has no {architecture}; give NAME=SIZE")
-            model = kind(kind.config_class.from_json_file(path))
-    except NoSizes:
-        raise
+            model = kind and kind(kind.config_class.from_json_file(path))
     except Exception as exc:  # a config may raise any error
         raise NoSizes(f"{path}: {architecture} cannot be built from it: {exc}") from exc
+    if model is None:
+        raise NoSizes(f"{path}: transformers has no {architecture}; give NAME=SIZE")
     item = _item_bytes(config) or 2
     tensors = {name: t.numel() * item for name, t in model.named_parameters()}
     return _of_tensors(tensors, _called(path.parent))
@@ -306,8 +303,7 @@ def _unheard() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(before)

@@ -36,8 +36,7 @@ def overlay(deploy: Deploy, changes: Mapping[int, Mapping[str, Any]]) -> str:
         platforms = {**(own.get("platforms") or {})}
         platforms["cuda"] = {**(platforms.get("cuda") or {}), "stages": changed}
         own["platforms"] = platforms
-    text = yaml.safe_dump(own, sort_keys=False, default_flow_style=None, width=100)
-    return str(text)
+    return str(yaml.safe_dump(own, sort_keys=False, default_flow_style=None, width=100))
 
 
 def _changed(
