@@ -17,9 +17,6 @@ from swapd.bench import core, hit, hooks, leaks, load, streaming, swap_in
 from swapd.bench.hit import Decode
 from swapd.bench.machine import REFERENCE_US, Machine, Surroundings, too_busy
 
-__all__ = ["FIGURES", "Judged", "Measurements", "Report", "judge", "run"]
-
-
 #: Limit of swap_in_ratio on a GPU.
 GPU_SWAP_IN = 0.95
 

@@ -6,7 +6,7 @@ from collections import deque
 
 import msgspec
 
-from swapd.bench.machine import Loop, total
+from swapd.bench.machine import Loop
 from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
 from swapd.shared import protocol
@@ -23,7 +23,6 @@ class Handle(msgspec.Struct, frozen=True):
     loop_us: float
     components: int
     waiters: int
-    evictions: int
 
 
 class MixedTrace:
@@ -40,12 +39,15 @@ class MixedTrace:
         self._names = [f"component-{i}" for i in range(components)]
         self._waiters = waiters
         self._now = 0.0
-        self._request = 0
+        self._request = 2
         self._due: deque[AnyEvent] = deque()
         self._waiting: dict[tuple[int, int], None] = {}
         self._held: deque[tuple[int, int]] = deque()
         self.times_s: list[float] = []
-        self._open(sizes)
+        for session, (name, size) in enumerate(zip(self._names, sizes, strict=True)):
+            self._feed(events.SessionOpened(0.0, session, f"worker-{session}"))
+            self._feed(events.SessionRequest(0.0, session, protocol.Register(1, name, size)))
+            self._feed(events.SessionRequest(0.0, session, protocol.Commit(2, name)))
 
     def run(self, count: int) -> None:
         until = len(self.times_s) + count
@@ -57,14 +59,6 @@ class MixedTrace:
         while len(self._waiting) < self._waiters:
             self._feed(self._acquire())
         self.times_s.clear()
-
-    def _open(self, sizes: list[int]) -> None:
-        for session in range(len(sizes)):
-            self._feed(events.SessionOpened(0.0, session, f"worker-{session}"))
-            name, size = self._names[session], sizes[session]
-            self._feed(events.SessionRequest(0.0, session, protocol.Register(1, name, size)))
-            self._feed(events.SessionRequest(0.0, session, protocol.Commit(2, name)))
-        self._request = 2
 
     def _next(self) -> AnyEvent:
         if self._due:
@@ -121,11 +115,10 @@ def measure(components: int, waiters: int, count: int = EVENTS) -> Handle:
     while (done := len(trace.times_s)) < count:
         trace.run(BATCH)
         paces.append(loop.run(sum(trace.times_s[done:])))
-    times = trace.times_s
+    times, passes = trace.times_s, sum(pace.passes for pace in paces)
     return Handle(
         mean_us=sum(times) / len(times) * 1e6,
-        loop_us=total(paces).us,
+        loop_us=sum(pace.seconds for pace in paces) / passes * 1e6,
         components=components,
         waiters=waiters,
-        evictions=trace.core.ledger.evictions,
     )

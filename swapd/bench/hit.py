@@ -32,12 +32,11 @@ NAME = "small"
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """Seconds are medians over `blocks`."""
+    """Seconds are medians."""
 
     ratio: float
     hit_s: float
     two_round_trips_s: float
-    blocks: int
 
 
 def measure(device: str = "host", blocks: int = BLOCKS) -> Hit:
@@ -54,7 +53,7 @@ def measure(device: str = "host", blocks: int = BLOCKS) -> Hit:
                 hits.append(_hit(client))
     hit_s = statistics.median(hits[WARM_UP:])
     bare_s = statistics.median(bare[WARM_UP:])
-    return Hit(hit_s / bare_s, hit_s, bare_s, blocks)
+    return Hit(hit_s / bare_s, hit_s, bare_s)
 
 
 def _hit(client: swapd_client.Client) -> float:
@@ -114,15 +113,12 @@ WARM_UP_STEPS = 20
 
 
 class Decode(msgspec.Struct, frozen=True):
-    """Medians over `steps`. `share`: acquire and release as a share of a step."""
+    """Medians. `share`: acquire and release as a share of a step."""
 
     share: float
     acquire_s: float
     release_s: float
     step_s: float
-    steps: int
-    #: Uses that the daemon counted, warm-up included: in the end every use is reported.
-    uses: int
 
 
 def decode(device: str = "host", steps: int = STEPS) -> Decode:
@@ -132,21 +128,17 @@ def decode(device: str = "host", steps: int = STEPS) -> Decode:
         swapd_client.connect(daemon.folder, label="bench") as client,
     ):
         client.register("talker", {"weights": bytearray(1 << 20)})
-        with swapd_client.connect(daemon.folder, label="observer") as observer:
-            hits = observer.status().hits
-            for _ in range(steps + WARM_UP_STEPS):
-                started = time.perf_counter()
-                lease = client.acquire("talker")
-                acquired = time.perf_counter()
-                while time.perf_counter() - acquired < STEP_S:
-                    pass
-                stepped = time.perf_counter()
-                lease.release()
-                releases.append(time.perf_counter() - stepped)
-                acquires.append(acquired - started)
-            client.status()  # a request reports the uses before it
-            uses = observer.status().hits - hits
+        for _ in range(steps + WARM_UP_STEPS):
+            started = time.perf_counter()
+            lease = client.acquire("talker")
+            acquired = time.perf_counter()
+            while time.perf_counter() - acquired < STEP_S:
+                pass
+            stepped = time.perf_counter()
+            lease.release()
+            releases.append(time.perf_counter() - stepped)
+            acquires.append(acquired - started)
     acquire_s = statistics.median(acquires[WARM_UP_STEPS:])
     release_s = statistics.median(releases[WARM_UP_STEPS:])
     share = (acquire_s + release_s) / STEP_S
-    return Decode(share, acquire_s, release_s, STEP_S, steps, uses)
+    return Decode(share, acquire_s, release_s, STEP_S)

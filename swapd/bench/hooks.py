@@ -27,7 +27,7 @@ LEAD = 3
 
 
 class HookCosts(msgspec.Struct, frozen=True):
-    """Medians over `rounds` forwards of `blocks` blocks of `block_s` seconds each."""
+    """Medians of forwards."""
 
     #: Share that hooks add to a forward, as a whole and streamed.
     whole_share: float
@@ -35,9 +35,6 @@ class HookCosts(msgspec.Struct, frozen=True):
     bare_s: float
     whole_s: float
     streamed_s: float
-    block_s: float
-    blocks: int
-    rounds: int
 
     @property
     def share(self) -> float:
@@ -70,9 +67,6 @@ def measure(rounds: int = ROUNDS) -> HookCosts:
         bare_s=bare_s,
         whole_s=whole_s,
         streamed_s=streamed_s,
-        block_s=BLOCK_S,
-        blocks=BLOCKS,
-        rounds=rounds,
     )
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +24,6 @@ IDLE_LOOKS = 3
 
 
 class Leaks(msgspec.Struct, frozen=True):
-    rounds: int
     cycles: int
     swaps: int
     #: Descriptors left open by a round, in the median.
@@ -43,11 +41,6 @@ class Leaks(msgspec.Struct, frozen=True):
     @property
     def rss_bytes(self) -> int:
         return max(self.daemon_rss_bytes, self.worker_rss_bytes)
-
-
-class Footprint(NamedTuple):
-    fds: int
-    rss_bytes: int
 
 
 def measure(
@@ -72,13 +65,12 @@ def measure(
         daemons[-1], workers[-1] = _footprint(daemon.pid), _footprint(os.getpid())
         idle_wakeups_per_s = _idle_wakeups_per_s(daemon.pid)
     return Leaks(
-        rounds=rounds,
         cycles=cycles,
         swaps=swaps,
-        daemon_fds=growth([look.fds for look in daemons]),
-        worker_fds=growth([look.fds for look in workers]),
-        daemon_rss_bytes=daemons[-1].rss_bytes - daemons[0].rss_bytes,
-        worker_rss_bytes=workers[-1].rss_bytes - workers[0].rss_bytes,
+        daemon_fds=growth([fds for fds, _ in daemons]),
+        worker_fds=growth([fds for fds, _ in workers]),
+        daemon_rss_bytes=daemons[-1][1] - daemons[0][1],
+        worker_rss_bytes=workers[-1][1] - workers[0][1],
         idle_wakeups_per_s=idle_wakeups_per_s,
     )
 
@@ -97,8 +89,10 @@ def _cycle(client: swapd_client.Client, count: int) -> None:
             client.acquire(name).release()
 
 
-def _footprint(pid: int) -> Footprint:
-    return Footprint(len(os.listdir(f"/proc/{pid}/fd")), *memory_of(pid, "VmRSS"))
+def _footprint(pid: int) -> tuple[int, int]:
+    """Return its open descriptors, and its resident bytes."""
+    (resident,) = memory_of(pid, "VmRSS")
+    return len(os.listdir(f"/proc/{pid}/fd")), resident
 
 
 def memory_of(pid: int, *names: str) -> list[int]:

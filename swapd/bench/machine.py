@@ -10,7 +10,7 @@ import os
 import resource
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -247,11 +247,6 @@ class Pace(NamedTuple):
     @property
     def us(self) -> float:
         return self.seconds / self.passes * 1e6
-
-
-def total(paces: Iterable[Pace]) -> Pace:
-    passes, seconds = zip(*paces, strict=True)
-    return Pace(sum(passes), sum(seconds))
 
 
 class Loop:

@@ -25,7 +25,7 @@ ROUNDS = 5
 
 
 class StreamTimes(msgspec.Struct, frozen=True):
-    """Seconds are medians of a pass, of `rounds` for each side in turn."""
+    """Seconds are medians of a pass."""
 
     #: Time of a streamed pass over that of computing alone.
     ratio: float
@@ -34,7 +34,6 @@ class StreamTimes(msgspec.Struct, frozen=True):
     blocks: int
     block_bytes: int
     block_s: float
-    rounds: int
     peak_blocks: float
     #: By number of kept blocks: which are kept, and how many blocks a pass copies.
     kept: dict[int, str]
@@ -93,7 +92,6 @@ def measure(rounds: int = ROUNDS, block_s: float = BLOCK_S) -> StreamTimes:
         blocks=BLOCKS,
         block_bytes=BLOCK_BYTES,
         block_s=block_s,
-        rounds=rounds,
         peak_blocks=peak / BLOCK_BYTES,
         kept=kept,
         copied=copied,

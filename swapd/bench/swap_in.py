@@ -29,11 +29,10 @@ PIN_S_PER_GIB = 0.8
 
 
 class SwapIn(msgspec.Struct, frozen=True):
-    """Seconds are medians of `rounds`."""
+    """Seconds are medians."""
 
     ratio: float
     nbytes: int
-    rounds: int
     swap_s: float
     copy_s: float
     copy_threads: int
@@ -84,7 +83,6 @@ def measure(
     return SwapIn(
         ratio=copy_s / swap_s,
         nbytes=nbytes,
-        rounds=rounds,
         swap_s=swap_s,
         copy_s=copy_s,
         copy_threads=plain.threads,

@@ -74,15 +74,14 @@ def run(
     `say` gets the next step; `watch` gets the daemon's folder, to follow its log. Blocks for the
     whole run. Raises: DemoError, SpawnError.
     """
-    budget = BUDGET_BYTES
-    with spawn.daemon(budget=budget) as daemon, _workers() as workers:
+    with spawn.daemon(budget=BUDGET_BYTES) as daemon, _workers() as workers:
         watch(daemon.folder)  # before the workers connect
         say("Building thinker, talker and token2wav, each in its own process")
         sizes = {stage.name: stage.answer(stage.building) for stage in workers}
         say(", ".join(f"{name} {size(n)}" for name, n in sizes.items()))
         say(f"First {rounds} rounds without swapd: all {size(sum(sizes.values()))} in memory")
         baseline, baseline_s, _ = _rounds(workers, prompt, rounds)
-        say(f"Now on a device of {size(budget)}: two stages never fit together")
+        say(f"Now on a device of {size(BUDGET_BYTES)}: two stages never fit together")
         for stage in workers:
             stage.answer(stage.submit(worker.join, str(daemon.folder)))
         swapped, total_s, waited_s = _rounds(workers, prompt, rounds)
