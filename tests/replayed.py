@@ -10,9 +10,8 @@ from swapd.core.events import AnyEvent
 from swapd.core.records import Rules
 from swapd.log.records import Start
 from swapd.log.replay import Step as Recorded
-from swapd.replay import RecordedWork
 from swapd.replay.rerun import SimulatedMachine
-from swapd.replay.work import WorkReader
+from swapd.replay.work import RecordedWork, WorkReader
 from swapd.shared import protocol
 
 LRU = Rules(eviction="lru")

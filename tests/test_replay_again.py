@@ -11,8 +11,9 @@ from swapd.core.events import AnyEvent
 from swapd.core.records import Rules
 from swapd.log.records import Start
 from swapd.log.replay import Step as Recorded
-from swapd.replay import RecordedWork, fewest_of, run_again
-from swapd.replay.work import WorkReader
+from swapd.replay.optimum import fewest_of
+from swapd.replay.rerun import run_again
+from swapd.replay.work import RecordedWork, WorkReader
 from swapd.shared import protocol
 from tests.core import driver
 from tests.replayed import LRU, RATE, Site

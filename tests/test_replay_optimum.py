@@ -8,9 +8,9 @@ import pytest
 
 from swapd.core import events
 from swapd.log.records import Start
-from swapd.replay import RecordedWork, ReplayTally, fewest_of, optimum
-from swapd.replay.optimum import Fewest, Names, fewest
-from swapd.replay.work import WorkStep
+from swapd.replay import optimum
+from swapd.replay.optimum import Fewest, Names, fewest, fewest_of
+from swapd.replay.work import RecordedWork, ReplayTally, WorkStep
 from swapd.shared import protocol
 from tests.replayed import LRU
 

@@ -7,8 +7,9 @@ from itertools import product
 import msgspec
 import pytest
 
-from swapd.replay import RecordedWork, search
+from swapd.replay import search
 from swapd.replay.search import WORTH, Point, ReplayCost, Setting, cost_of, run_at, settings_of
+from swapd.replay.work import RecordedWork
 from swapd.shared import protocol
 from tests.replayed import LRU, RATE, Site
 from tests.test_replay_again import rivals

@@ -23,8 +23,11 @@ from swapd.core.records import Rules
 from swapd.log.reader import last_run, read
 from swapd.log.replay import ReplayError
 from swapd.plan import snippets
-from swapd.replay import RecordedWork, ReplayTally, fewest_of, read_work, run_again, search
+from swapd.replay import search
+from swapd.replay.optimum import fewest_of
+from swapd.replay.rerun import run_again
 from swapd.replay.search import Changes
+from swapd.replay.work import RecordedWork, ReplayTally, read_work
 from swapd.shared.text import plain_lines
 from swapd.shared.units import parse_rate, parse_size, parse_span, rate, seconds, size
 
@@ -32,13 +35,9 @@ Budget = Annotated[int | None, option_of(parse_size, "SIZE", "Memory of the devi
 Bandwidth = Annotated[
     float | None, option_of(parse_rate, "RATE", "Of copies, as 25GB/s; else as recorded")
 ]
-Eviction = Annotated[
-    Literal["next_use", "lru"] | None, typer.Option(help="Which idle component goes first")
-]
 Overtake = Annotated[
     int | None, typer.Option(min=0, help="How many that need no memory go before the first in line")
 ]
-Turn = Annotated[float | None, option_of(parse_span, "TIME", "And for how long")]
 
 
 def replay(
@@ -46,9 +45,11 @@ def replay(
     file: File = None,
     budget: Budget = None,
     bandwidth: Bandwidth = None,
-    eviction: Eviction = None,
+    eviction: Annotated[
+        Literal["next_use", "lru"] | None, typer.Option(help="Which idle component goes first")
+    ] = None,
     overtake: Overtake = None,
-    turn: Turn = None,
+    turn: Annotated[float | None, option_of(parse_span, "TIME", "And for how long")] = None,
     json: Json = False,
 ) -> None:
     """Run the daemon's last recorded run again, under other settings.

@@ -9,7 +9,6 @@ from heapq import heappop, heappush
 from itertools import combinations
 from typing import NamedTuple
 
-from swapd.core.events import SessionRequest
 from swapd.replay.work import RecordedWork, ReplayTally
 from swapd.shared import protocol
 
@@ -33,7 +32,7 @@ def fewest_of(work: RecordedWork, outcome: ReplayTally, chunks: int) -> Fewest:
     It is a bound if the work has more than components with one registration each: workspaces,
     scratch, new weights, twins, of which one load serves all.
     """
-    asked = [one.event.request for one in work.steps if isinstance(one.event, SessionRequest)]
+    asked = [request for _, _, request in work.requests()]
     registered = [one for one in asked if isinstance(one, protocol.Register)]
     twins = _twins(registered)
     sizes = _sizes(registered, twins)

@@ -204,10 +204,9 @@ class _Rerun:
         self._asked: dict[Key, _ReplayedRequest] = {}
         #: Leases whose release is in the log.
         self._ends = {
-            (step.event.session, step.event.request.lease)
-            for step in work.steps
-            if isinstance(step.event, events.SessionRequest)
-            and isinstance(step.event.request, protocol.Release)
+            (session, request.lease)
+            for _, session, request in work.requests()
+            if isinstance(request, protocol.Release)
         }
         #: Unused leases to release later: the step, and the end of the use.
         self._kept: dict[Key, tuple[int, float]] = {}
@@ -218,7 +217,8 @@ class _Rerun:
             if not step.after:
                 self._machine.at(step.delay_s, partial(self._do, number))
         self._machine.run()
-        return self._outcome.end(len(self._asked), self._machine.now)
+        self._outcome.waiting, self._outcome.seconds = len(self._asked), self._machine.now
+        return self._outcome
 
     # --- steps ---------------------------------------------------------------------------
 

@@ -109,14 +109,8 @@ def _parts_of(nbytes: int) -> tuple[Any, ...]:
     return (None, "auto", *dict.fromkeys(sizes), vm.round_up(nbytes, _MIB))
 
 
-def _requests(work: RecordedWork) -> Iterator[tuple[int, protocol.AnyOrder]]:
-    for number, step in enumerate(work.steps):
-        if isinstance(step.event, events.SessionRequest):
-            yield number, step.event.request
-
-
 def _of_kind(work: RecordedWork, kind: type[_T]) -> Iterator[_T]:
-    return (request for _, request in _requests(work) if isinstance(request, kind))
+    return (request for _, _, request in work.requests() if isinstance(request, kind))
 
 
 # --- a run under a point -----------------------------------------------------------------
@@ -170,8 +164,7 @@ def _complete(work: RecordedWork) -> Iterator[tuple[int, int, str]]:
     acquired."""
     filling: dict[tuple[int, str], set[str]] = {}
     target: dict[tuple[int, str], str] = {}
-    for number, request in _requests(work):
-        session = getattr(work.steps[number].event, "session", 0)
+    for number, session, request in work.requests():
         if isinstance(request, protocol.Register):
             name = target[session, request.name] = request.part_of or request.name
             filling.setdefault((session, name), set()).add(request.name)

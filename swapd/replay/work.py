@@ -4,7 +4,7 @@ A thread asks again some time after it got what it asked for before, and holds a
 time. Both times stay under other settings; only waiting changes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -69,10 +69,6 @@ class ReplayTally(msgspec.Struct):
         if not self.uses or not leased <= self.uses[-1]:
             self.uses.append(leased)
 
-    def end(self, waiting: int, seconds: float) -> "ReplayTally":
-        self.waiting, self.seconds = waiting, seconds
-        return self
-
 
 class WorkStep(NamedTuple):
     """An event from outside, `delay_s` after the last of the steps `after` is over. An acquire is
@@ -93,6 +89,12 @@ class RecordedWork(NamedTuple):
     happened: ReplayTally
     #: Rate of copies to the device while there were any; None if there were none.
     bytes_per_s: float | None
+
+    def requests(self) -> Iterator[tuple[int, int, protocol.AnyOrder]]:
+        """Yield (step, session, request)."""
+        for number, step in enumerate(self.steps):
+            if isinstance(step.event, events.SessionRequest):
+                yield number, step.event.session, step.event.request
 
 
 def read_work(lines: Iterable[bytes], start: Start) -> RecordedWork:
@@ -191,7 +193,8 @@ class WorkReader:
 
     def work(self, start: Start) -> RecordedWork:
         waiting = sum(1 for one in self._asked.values() if one.step not in self._over)
-        happened = self._outcome.end(waiting, self._now - (self._first or 0.0))
+        happened, seconds = self._outcome, self._now - (self._first or 0.0)
+        happened.waiting, happened.seconds = waiting, seconds
         rate = self._moved / self._busy_s if self._busy_s else None
         return RecordedWork(start, self._steps, happened, rate)
 
