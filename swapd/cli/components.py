@@ -69,13 +69,11 @@ def _evict(client: Client, name: str, timeout: float) -> None:
     with suppress(InUse):
         return client.evict(name, timeout=timeout)
     give_up = time.monotonic() + _KEPT_S
-    while time.monotonic() < give_up and _is_leased(client.status(timeout=timeout), name):
+    while time.monotonic() < give_up:
+        if not any(c.leases for c in _members(client.status(timeout=timeout), name)):
+            break
         time.sleep(_AGAIN_S)
     return client.evict(name, timeout=timeout)
-
-
-def _is_leased(reply: Status, name: str) -> bool:
-    return any(c.leases for c in _members(reply, name))
 
 
 def _members(reply: Status, name: str) -> list[ComponentStatus]:
@@ -141,12 +139,15 @@ def forecast(names: Names, daemon: ChosenDaemon, json: Json = False) -> None:
 
 
 def forecast_page(names: list[str], reply: Forecast) -> Table:
+    how = ""
+    if reply.seconds and reply.bytes_per_s:
+        how = f", with copies at the {rate(reply.bytes_per_s)} measured"
     rows: list[tuple[str, RenderableType]] = [
         ("acquire", Text(plain(" + ".join(names)))),
         ("copies in", _copies(reply)),
         ("evicts", _victims(reply)),
         ("waits for", _waits(reply)),
-        ("granted", expected(reply.seconds, reply.unknown) + _rate(reply)),
+        ("granted", expected(reply.seconds, reply.unknown) + how),
     ]
     if reply.bytes_back:
         rows.insert(3, ("writes back", size(reply.bytes_back)))
@@ -178,9 +179,3 @@ def _waits(reply: Forecast) -> Text:
     if reply.at_once:
         return Text("nobody", "green")
     return Text("\n".join(plain(f"{way.name}: {way.why}") for way in reply.waits_for), "yellow")
-
-
-def _rate(reply: Forecast) -> str:
-    if not reply.seconds or not reply.bytes_per_s:
-        return ""
-    return f", with copies at the {rate(reply.bytes_per_s)} measured"

@@ -125,12 +125,6 @@ ASKED_S = 5.0
 #: Pause between the two signals of --now: without a pause they could merge into one.
 _APART_S = 0.2
 
-Now = Annotated[
-    bool,
-    typer.Option(
-        "--now", help="Do not wait for leases: holders keep the memory that they have mapped"
-    ),
-]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, though sessions are open")]
 Wait = Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait for its end")]
 
@@ -138,7 +132,12 @@ Wait = Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait
 def stop(
     endpoint: Endpoint = None,
     device: Device = None,
-    now: Now = False,
+    now: Annotated[
+        bool,
+        typer.Option(
+            "--now", help="Do not wait for leases: holders keep the memory that they have mapped"
+        ),
+    ] = False,
     yes: Yes = False,
     timeout: Wait = STOP_S,
 ) -> None:

@@ -5,10 +5,10 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -54,10 +54,6 @@ class LogView:
                 self._day = today
                 console.print(Text(today, "bold"))
             console.print(each.text, soft_wrap=True)
-
-    @property
-    def keeps_back(self) -> bool:
-        return self._folding is not None and self._folding.open
 
     def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[ShownLine]:
         folding = self._folding
@@ -116,11 +112,14 @@ def follow_log(daemon: ChosenDaemon, view: LogView, lines: int | None) -> None:
             fresh = tail.read()
             stops = _stops(fresh, stops)
             quiet = 0 if fresh else quiet + 1
-            if fresh or (view.keeps_back and quiet == QUIET_LOOKS):
+            if fresh or quiet == QUIET_LOOKS:
                 view.show(fresh, more=bool(fresh))
         fresh = tail.read()
         view.show(fresh)
-        _say_how_it_ended(stops=_stops(fresh, stops))
+        if not _stops(fresh, stops):
+            say_error("the daemon is gone without a goodbye, so its log ends here")
+            sys.exit(1)
+        say_error("the daemon has stopped, so its log ends here")
 
 
 def _process(pid: int | None) -> OwnedFd | None:
@@ -136,37 +135,25 @@ def _stops(lines: Iterable[LogLine], before: bool) -> bool:
     return before
 
 
-def _say_how_it_ended(*, stops: bool) -> None:
-    if stops:
-        say_error("the daemon has stopped, so its log ends here")
-    else:
-        say_error("the daemon is gone without a goodbye, so its log ends here")
-        sys.exit(1)
-
-
-class RelativeTime(NamedTuple):
-    seconds: float
-
-
-def _moment(text: str) -> float | RelativeTime:
+def _moment(text: str) -> float | timedelta:
     with suppress(ValueError):
         return datetime.fromisoformat(text).timestamp()
     try:
-        return RelativeTime(parse_span(text))
-    except ValueError as exc:
+        return timedelta(seconds=parse_span(text))
+    except (ValueError, OverflowError) as exc:
         raise ValueError(f"{exc}, or a date and time like '2026-11-23 01:20'") from None
 
 
-def _unix(since: float | RelativeTime | None, daemon: ChosenDaemon, file: Path | None) -> float:
+def _unix(since: float | timedelta | None, daemon: ChosenDaemon, file: Path | None) -> float:
     """Return `since` as a time of records: by the wall clock as it was at their daemon's start."""
-    if not isinstance(since, RelativeTime):
+    if not isinstance(since, timedelta):
         return since or 0.0
     if file is not None:
-        return time.time() - since.seconds  # noqa: TID251 - it may be of another boot
+        return time.time() - since.total_seconds()  # noqa: TID251 - it may be of another boot
     with closing(Tail(swap_log(daemon, file), READ_BYTES)) as tail:
         at_zero = [at for _, record in tail.read() if (at := clock_of(record)) is not None]
     epoch = at_zero[-1] if at_zero else time.time() - time.monotonic()  # noqa: TID251
-    return epoch + time.monotonic() - since.seconds
+    return epoch + time.monotonic() - since.total_seconds()
 
 
 Name = Annotated[str | None, typer.Argument(help="Show why this component was loaded and evicted")]
@@ -176,21 +163,11 @@ Follow = Annotated[
 All = Annotated[bool, typer.Option("--all", "-a", help="Every record: hits and releases too")]
 AllRuns = Annotated[bool, typer.Option("--all-runs", help="Include runs of earlier daemons")]
 Lines = Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Show the last N records")]
-Components = Annotated[
-    list[str],
-    typer.Option(
-        "--component", "-c", help="Records of this component, also one with parts; a pattern"
-    ),
-]
 Sessions = Annotated[
     list[str],
     typer.Option("--session", "-s", help="Records of sessions with this label, pattern or number"),
 ]
 Kinds = Annotated[list[str], typer.Option("--kind", "-k", help="Records of this kind, as in JSON")]
-MinDuration = Annotated[
-    float | None,
-    option_of(parse_span, "TIME", "Records of operations at least this long, as in 50ms"),
-]
 Since = Annotated[Any, option_of(_moment, "TIME", "10m ago, or '2026-11-23 01:20' and later")]
 Blocks = Annotated[bool, typer.Option("--blocks", help="List each streamed block by itself")]
 File = Annotated[
@@ -208,10 +185,18 @@ def log(
     lines: Lines = None,
     file: File = None,
     all_runs: AllRuns = False,
-    component: Components = [],  # noqa: B006 - typer copies it
+    component: Annotated[
+        list[str],
+        typer.Option(
+            "--component", "-c", help="Records of this component, also one with parts; a pattern"
+        ),
+    ] = [],  # noqa: B006 - typer copies it
     session: Sessions = [],  # noqa: B006
     kind: Kinds = [],  # noqa: B006
-    min_duration: MinDuration = None,
+    min_duration: Annotated[
+        float | None,
+        option_of(parse_span, "TIME", "Records of operations at least this long, as in 50ms"),
+    ] = None,
     since: Since = None,
     blocks: Blocks = False,
 ) -> None:
@@ -232,8 +217,7 @@ def log(
                 f"select records: did you mean --component {name}?"
             )
         records = last_run(read(swap_log(daemon, file)))
-        show(records, name, everything=everything, json=json)
-        return
+        return show(records, name, everything=everything, json=json)
     if follow and (file or all_runs):
         raise typer.BadParameter("--follow goes with neither --file nor --all-runs")
     only = only._replace(since=_unix(since, daemon, file))

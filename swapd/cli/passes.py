@@ -83,10 +83,6 @@ class Folding:
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
 
-    @property
-    def open(self) -> bool:
-        return bool(self._runs)
-
     def lines(self, record: Record, seen: RecordContext) -> Iterator[ShownLine]:
         """Yield the lines to show now. `seen` holds the records before this one."""
         shown = line(record, seen)

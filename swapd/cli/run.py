@@ -46,23 +46,8 @@ def _files(context: typer.Context, incomplete: str) -> list[str]:
     )
 
 
-Words = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="-- COMMAND... | FILE.toml",
-        help="The command, or a file of commands",
-        autocompletion=_files,
-        show_default=False,
-    ),
-]
 Devices = Annotated[
     list[str], typer.Option("--device", "-d", help="host, or a GPU, as in cuda:0; again for more")
-]
-Budget = Annotated[
-    int | None, option_of(parse_size, "SIZE", "Device memory of each daemon, as in 40GiB")
-]
-DeviceMemory = Annotated[
-    int | None, option_of(typed_size, "SIZE", "Memory of each GPU, for the plan, as 80GiB")
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Settings of the daemons, in TOML")
@@ -78,47 +63,54 @@ Compare = Annotated[
         help="Run without swapd and with it, or with --set: as it is and with these settings",
     ),
 ]
-List = Annotated[bool, typer.Option("--list", help="Show the last comparisons")]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Repeat the comparison, for medians")]
-UntilCommand = Annotated[
-    str | None,
-    typer.Option(
-        "--until",
-        metavar="COMMAND",
-        help="Compare a server: this command uses it once it is ready, and its end ends it",
-    ),
-]
-ForSeconds = Annotated[
-    float | None,
-    option_of(parse_span, "SECONDS", "Compare a server: end it after this time", "--for"),
-]
-ReadyAt = Annotated[
-    str | None,
-    typer.Option(
-        "--ready",
-        help="Where it is ready once it answers: a port, HOST:PORT, http://... or a socket's "
-        "path; default: /health of a vLLM server",
-    ),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", "-n", help="Print the plan, files and lines; start nothing")
-]
 
 
 def run(
-    words: Words = [],  # noqa: B006 - typer copies it
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND... | FILE.toml",
+            help="The command, or a file of commands",
+            autocompletion=_files,
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006 - typer copies it
     device: Devices = [],  # noqa: B006
-    budget: Budget = None,
-    device_memory: DeviceMemory = None,
+    budget: Annotated[
+        int | None, option_of(parse_size, "SIZE", "Device memory of each daemon, as in 40GiB")
+    ] = None,
+    device_memory: Annotated[
+        int | None, option_of(typed_size, "SIZE", "Memory of each GPU, for the plan, as 80GiB")
+    ] = None,
     config_file: ConfigFile = None,
     setting: Set = [],  # noqa: B006
     compare: Compare = False,
     rounds: Rounds = 1,
-    until: UntilCommand = None,
-    span: ForSeconds = None,
-    ready: ReadyAt = None,
-    list_: List = False,
-    dry_run: DryRun = False,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until",
+            metavar="COMMAND",
+            help="Compare a server: this command uses it once it is ready, and its end ends it",
+        ),
+    ] = None,
+    span: Annotated[
+        float | None,
+        option_of(parse_span, "SECONDS", "Compare a server: end it after this time", "--for"),
+    ] = None,
+    ready: Annotated[
+        str | None,
+        typer.Option(
+            "--ready",
+            help="Where it is ready once it answers: a port, HOST:PORT, http://... or a socket's "
+            "path; default: /health of a vLLM server",
+        ),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show the last comparisons")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Print the plan, files and lines; start nothing")
+    ] = False,
 ) -> None:
     """Run a command with the daemons that it needs, which end when it ends.
 

@@ -23,15 +23,6 @@ _CLOCK_CELLS = len(clock(0.0))
 _MANY = 3
 
 
-class StoryLine(msgspec.Struct):
-    """One line of `swapd log NAME --json`."""
-
-    depth: int
-    about: bool
-    text: str
-    record: msgspec.Raw
-
-
 def show(lines: Sequence[LogLine], name: str, *, everything: bool, json: bool) -> None:
     chapters = history.of_component(lines, name)
     if not chapters:
@@ -39,8 +30,12 @@ def show(lines: Sequence[LogLine], name: str, *, everything: bool, json: bool) -
     if json:
         said = _said(lines, chapters)
         for step in chain.from_iterable(chapters):
-            words = said[step.line.record.seq].plain
-            line = StoryLine(step.depth, step.about, words, msgspec.Raw(step.line.raw))
+            line = {
+                "depth": step.depth,
+                "about": step.about,
+                "text": said[step.line.record.seq].plain,
+                "record": msgspec.Raw(step.line.raw),
+            }
             sys.stdout.buffer.write(shown_json(msgspec.json.encode(line)) + b"\n")
         sys.stdout.buffer.flush()
         return
@@ -56,7 +51,7 @@ def story(lines: Sequence[LogLine], name: str, *, everything: bool = False) -> I
     yield _head(name, history.belonging(lines, name), chapters)
     width = len(str(chapters[-1][-1].line.record.seq)) + 1
     last = ""
-    for told in _chapters(chapters, fold=not everything):
+    for told in chapters if everything else _folded(chapters):
         if isinstance(told, Text):
             yield Text.assemble(" " * (_CLOCK_CELLS + width + 4), told)
             continue
@@ -115,17 +110,14 @@ def _line(step: StoryStep, said: Text, width: int) -> Text:
     )
 
 
-def _chapters(chapters: list[list[StoryStep]], *, fold: bool) -> Iterator[list[StoryStep] | Text]:
+def _folded(chapters: list[list[StoryStep]]) -> Iterator[list[StoryStep] | Text]:
     for quiet, some in groupby(chapters, lambda c: all(is_everyday(s.line.record) for s in c)):
         told = list(some)
-        yield from _folded(told) if quiet and fold else told
-
-
-def _folded(quiet: list[list[StoryStep]]) -> Iterator[list[StoryStep] | Text]:
-    uses = sum(isinstance(step.line.record.action, actions.Grant) for c in quiet for step in c)
-    if uses < _MANY:
-        yield from quiet
-    else:
-        first, last = quiet[0][0].line.record, quiet[-1][-1].line.record
-        span = f"from {clock(first.time)} to {clock(last.time)}"
+        uses = sum(isinstance(step.line.record.action, actions.Grant) for c in told for step in c)
+        if uses < _MANY or not quiet:
+            yield from told
+            continue
+        span = (
+            f"from {clock(told[0][0].line.record.time)} to {clock(told[-1][-1].line.record.time)}"
+        )
         yield Text(f"... {uses} uses without a copy, {span}", "dim")

@@ -6,7 +6,6 @@ the driver, without a context.
 
 import fcntl
 import os
-import platform
 import re
 import resource
 import socket
@@ -58,10 +57,6 @@ _TRIED_BYTES = 4 << 20
 
 
 # --- the kernel ------------------------------------------------------------------------------
-
-
-def python() -> Check:
-    return Check("python", "ok", platform.python_version())
 
 
 def kernel(system: str, release: str) -> Check:
@@ -256,8 +251,7 @@ def no_driver(nodes: list[Path], why: str) -> Check:
     if not nodes:
         advice = "swapd serve --device host works without; figures of a GPU need one"
         return Check("gpu", "ok", "no NVIDIA device", advice)
-    found = f"{len(nodes)}x NVIDIA in /dev, which cannot be used"
-    return Check("gpu", "warn", found, why)
+    return Check("gpu", "warn", f"{len(nodes)}x NVIDIA in /dev, which cannot be used", why)
 
 
 def _gpu(api: Any, index: int, product: str) -> list[Check]:

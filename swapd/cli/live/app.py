@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -29,8 +29,6 @@ from swapd.shared.runtime_dir import RuntimeDirError
 from swapd.shared.text import plain, reason
 from swapd_client import Client
 from swapd_client.errors import NotRunning, SwapdError, Timeout
-
-T = TypeVar("T")
 
 LINES_MAX = 200
 #: Seconds between two requests for the status, or attempts to connect.
@@ -285,7 +283,7 @@ class Top(App[None]):
             self.call_from_thread(self.push_screen, TextScreen(text))
 
 
-def _in_thread(do: Callable[[str, T], None], name: str, about: T) -> None:
+def _in_thread(do: Callable[..., None], *about: object) -> None:
     """Run it in a thread for which the end of the program does not wait, as it would for a worker
     of textual: a daemon that is stopped does not answer."""
-    threading.Thread(target=do, args=(name, about), name="swapd-top-key", daemon=True).start()
+    threading.Thread(target=do, args=about, name="swapd-top-key", daemon=True).start()

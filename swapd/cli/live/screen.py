@@ -3,7 +3,7 @@
 Pure and independent of terminals: any width and height will do.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from swapd.cli.conclusions import StatusReport
 from swapd.cli.last_lines import LogEntry
 from swapd.cli.status import STATE_STYLES, Family, asked_by, expected, fold, in_group, times_of
 from swapd.shared import vm
-from swapd.shared.protocol import CopyStatus, WaitStatus, without_twins
+from swapd.shared.protocol import CopyStatus, without_twins
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -125,17 +125,12 @@ def all_rows(view: Snapshot, now: float) -> list[Row]:
     rows, chunk = [], view.status.chunk_bytes
     counted = {c.name for c in without_twins(c for c in view.status.components if c.inside)}
     for family in fold(view.status.components):
-        inside = _inside(family, counted, chunk)
+        inside = sum(vm.round_up(c.nbytes, chunk) for c in family.inside if c.name in counted)
         idle_s = None if family.idle_s is None else family.idle_s + now - view.at
         waits = view.status.waits_s.get(family.name)
         waits_s = waits.p95_s if waits else None
         rows.append(Row(family, inside, 0.0 if family.holders else idle_s, waits_s))
     return rows
-
-
-def _inside(family: Family, counted: Collection[str], chunk: int) -> int:
-    own = (part for part in family.inside if part.name in counted)
-    return sum(vm.round_up(part.nbytes, chunk) for part in own)
 
 
 class _Column(NamedTuple):
@@ -253,22 +248,18 @@ def _head(view: Snapshot, every: list[Row], width: int) -> Text:
 
 def _waits(view: Snapshot, now: float) -> list[str]:
     status = view.status
-    labels = {session.session: session.label for session in status.sessions}
+    labels, since_s = {s.session: s.label for s in status.sessions}, now - view.at
     lines = [
-        f"{seconds(wait.waited_s + now - view.at):>7}  "
+        f"{seconds(wait.waited_s + since_s):>7}  "
         f"{plain(labels.get(wait.session, f'session {wait.session}'))}: "
         f"{plain(asked_by(wait))}; "
-        f"{plain(_expected(wait, now - view.at))}; {plain(wait.why) or 'to be copied in'}"
+        f"{plain(expected(wait.seconds and max(wait.seconds - since_s, 0.0), wait.unknown))}; "
+        f"{plain(wait.why) or 'to be copied in'}"
         for wait in status.waits
     ]
     first, *others = status.starting or ("",)
     lines += [f"{plain(label)}: the turn to start; {plain(first)} starts" for label in others]
     return lines
-
-
-def _expected(wait: WaitStatus, since_s: float) -> str:
-    left_s = None if wait.seconds is None else max(wait.seconds - since_s, 0.0)
-    return expected(left_s, wait.unknown)
 
 
 def _copy(moved: CopyStatus, since_s: float) -> str:
@@ -325,8 +316,7 @@ def _wrapped(text: str, width: int, most: int) -> list[str]:
 
 
 def _foot(view: Snapshot, choice: Choice, width: int, height: int) -> list[Text]:
-    amiss = _wrapped(view.amiss, width, _NOTE_LINES_MAX)
-    foot = [Text(line, "bold red") for line in amiss]
+    foot = [Text(line, "bold red") for line in _wrapped(view.amiss, width, _NOTE_LINES_MAX)]
     for found in view.status.conclusions if height >= _LOW else ():
         said = _wrapped(found.text, width, max(height // _NOTE_SHARE, _NOTE_LINES_MAX))
         foot += [Text(line, "bold yellow") for line in said]
