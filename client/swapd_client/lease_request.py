@@ -143,7 +143,6 @@ def prefetch_of(
     timeout_s: float | None = None,
 ) -> protocol.Prefetch:
     others = None if over is None else tuple(each_once("over", over))
-    check_names(names)
     check_seconds(timeout_s)
     return protocol.Prefetch(number, names, others, timeout_s)
 

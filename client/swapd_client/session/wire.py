@@ -10,6 +10,7 @@ from swapd.shared.protocol import (
     encode,
 )
 from swapd.shared.units import size
+from swapd_client.checks import check_name, check_names
 from swapd_client.errors import InvalidArgument, Timeout, VersionMismatch
 from swapd_client.session.session import Session
 
@@ -40,6 +41,10 @@ def _wrong(request: AnyRequest) -> str:
 
 
 def encoded(request: AnyRequest) -> bytes:
+    """Raises: InvalidArgument."""
+    check_names(getattr(request, "names", ()))
+    for field in ("name", "after"):
+        check_name(getattr(request, field, ""), field)
     try:
         data = encode(request)
     except NOT_ENCODABLE as exc:
