@@ -12,6 +12,7 @@ notes are its own.
 import ast
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -153,8 +154,9 @@ def tests_of(path: Path, seconds: float) -> list[str]:
         if Path(neighbour).parent == path.parent
         for test in found[:1]
     ]
-    own = f"tests/{path.parent.name}/"
-    quick = [t for t, s in known["seconds"].items() if t.startswith(own) and s < QUICK_S]
+    group = next(group for group in GROUPS if ROOT / path in files(ROOT, group))
+    own = re.compile("tests/[^/]*$" if group == "daemon" else f"tests/{group}/")
+    quick = [t for t, s in known["seconds"].items() if own.match(t) and s < QUICK_S]
     took = 0.0
     those: list[str] = []
     for test in dict.fromkeys([*tests, *quick]):
