@@ -3,7 +3,9 @@
 import select
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -20,7 +22,7 @@ from tests.interrupts import Place, interrupt, interrupts, places
 
 #: Places of one call, beside those where it has a lock, or reads an answer.
 MOST = 20
-LOCKED = ("mapping.py", "cache.py", "leases.py", "book.py", "channel.py")
+LOCKED = ("mapping.py", "cache.py", "leases.py", "record.py", "channel.py")
 SIZE = 5000
 
 
@@ -134,3 +136,20 @@ def test_it_may_close_a_client_that_acquires_or_closes(daemon: Spawned, does: st
             assert all(tensor.sum() == SIZE for tensor in tensors.values())
             for tensor in tensors.values():
                 tensor.fill_(2.0)
+
+
+def test_a_close_in_a_thread_without_calls_waits_for_the_one_that_a_handler_began(
+    daemon: Spawned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = swapd_client.connect(daemon.folder)
+    with client.leasing.cache.lock:  # as a call has it that a handler interrupts
+        client.close()
+    closer = client._closer
+    assert closer is not None
+    waited = threading.Event()
+    monkeypatch.setattr(closer, "is_alive", lambda: True)
+    monkeypatch.setattr(closer, "join", waited.set)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(client.close).result()
+    assert waited.is_set()
+    threading.Thread.join(closer)
