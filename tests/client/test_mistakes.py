@@ -1,6 +1,7 @@
 """What newcomers get wrong is an error that tells how it is done right, and nothing is held."""
 
 from collections.abc import Awaitable, Callable, Iterator
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -77,6 +78,12 @@ def test_a_wrong_argument_says_how_it_is_done(client: Client, case: str) -> None
     assert said in str(refused.value)
     assert not client.leasing.in_use()
     client.acquire("a").release()  # and the next one is granted
+
+
+@pytest.mark.parametrize("seconds", [-1, inf, nan, "soon", []])
+def test_a_wrong_wait_for_the_next_daemon_is_refused(client: Client, seconds: Any) -> None:
+    with pytest.raises(InvalidArgument, match="reconnect="):
+        swapd_client.connect(client.session.endpoint, reconnect=seconds)
 
 
 IN_A_LEASE: dict[str, tuple[Callable[[Any], object], str]] = {
