@@ -231,6 +231,14 @@ def attaches(client: Client, tmp_path: Path) -> list[Any]:
     return [*found, model.vae(model.text_encoder(x)).tolist(), client.status().components]
 
 
+def test_a_wrong_name_is_refused_in_the_words_of_a_client_with_swapd() -> None:
+    with connect(disabled=True) as client:
+        wrong: Any = ["mlp"]
+        for call in (client.pin, client.prefetch, client.forecast):
+            with pytest.raises(InvalidArgument, match=r"^name=\['mlp'\]: give "):
+                call(wrong)
+
+
 @pytest.mark.parametrize(
     "program",
     [registers, keeps_scratch, updates, loads, refuses, attaches],

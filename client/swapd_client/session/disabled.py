@@ -229,8 +229,9 @@ def _malformed(request: protocol.AnyRequest) -> tuple[protocol.Code, str] | None
     """Return what a daemon finds wrong with a request that came to it. Raises as `encoded`."""
     from swapd.core import requests  # pure, but slow to import with all of the core
 
+    data = encoded(request)
     try:
-        problem = requests.problem_with(protocol.decode_request(encoded(request)))
+        problem = requests.problem_with(protocol.decode_request(data))
     except protocol.NOT_A_MESSAGE as exc:
         problem = f"not a request of protocol {protocol.VERSION}: {reason(exc)}"
     return ("bad_request", problem) if problem else None
