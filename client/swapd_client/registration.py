@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swapd.shared import protocol
 from swapd_client import finalizers
 from swapd_client.cancellation import stop_if_cancelled
+from swapd_client.checks import A_SIZE
 from swapd_client.errors import (
     ClientClosed,
     DeviceFailed,
@@ -118,7 +119,7 @@ def scratch_of(session: Session, what: "int | torch.Tensor", *, mutable: bool) -
     nbytes = what if tensor is None else tensor.nbytes
     if not isinstance(nbytes, int) or not 0 < nbytes < 1 << 63:
         said = f"{nbytes} bytes" if isinstance(nbytes, int) else repr(what)
-        raise InvalidSource(f"scratch of {said}: give a size, as 4 << 30 or '4GiB'")
+        raise InvalidSource(f"scratch of {said}: give {A_SIZE}")
     kind: protocol.Scratch = "saved" if mutable else "dropped"
     layout = Scratch(nbytes, kind, session.processor.index, tensor, session.processor.fetch)
     return {"source": layout, "mutable": True, "stays": tensor is not None}

@@ -44,7 +44,7 @@ class Record(msgspec.Struct, eq=False):
     #: Whether the thread has offered the lease in a request: the daemon may have ended it.
     offered: bool = False
     given_up: bool = False
-    #: Phrase that streams wait for.
+    #: Words that streams wait for.
     awaited: list[Word] = []
     #: Whether streams went on without these words, because the session ended.
     cut: bool = False

@@ -14,13 +14,7 @@ from swapd_client.memory import ranges
 from swapd_client.memory.movable import UNINITIALISED, extent, leaves
 from swapd_client.memory.part import Part as RegisteredPart
 from swapd_client.offload.lender import AttachClient
-from swapd_client.offload.search import (
-    ComponentModule,
-    is_called,
-    join,
-    modules_of,
-    walk,
-)
+from swapd_client.offload.search import ComponentModule, is_called, join, modules_of, walk
 
 
 @dataclass(eq=False)

@@ -270,9 +270,8 @@ def edited(
             for one in covered:
                 tensor, _, its = one
                 _, written = values.get(its, {}).get(id(tensor), (tensor, None))
-                staged.append(
-                    _WeightEdit(one)
-                )  # first: an interrupt may come once it is over a copy
+                # first: an interrupt may come once it is over a copy
+                staged.append(_WeightEdit(one))
                 staged[-1].begin(copies[its], written)
             yield
         finally:
