@@ -25,6 +25,7 @@ from swapd.cli.target import (
     Endpoint,
     TimeoutOption,
     connected,
+    device_of,
     where,
 )
 from swapd.shared import daemons
@@ -218,12 +219,14 @@ def _end(process: OwnedFd, *, now: bool, timeout: float, what: str) -> None:
 #: A check imports the installed version.
 CHECK_S = 120.0
 LOOK_S = 0.02
+_WOULD_SERVE = re.compile(r"would serve (\S+), .*?, in (.+)")
 
 
 def upgrade(endpoint: Endpoint = None, device: Device = None, timeout: Wait = STOP_S) -> None:
     """Let a daemon run the installed version of swapd, in its own process, while workers go on.
 
-    First its command line is checked with that version: if it would not serve, nothing changes.
+    First its command line is checked with that version: if it would not serve, or with another
+    device or folder, nothing changes.
     Then its sessions end. Holders of leases compute on, and each worker's next call joins the new
     version, to which it hands its host copies. SIGUSR2 does the same without the check. Ends with
     status 1 if it does not serve after --timeout seconds.
@@ -233,7 +236,7 @@ def upgrade(endpoint: Endpoint = None, device: Device = None, timeout: Wait = ST
     what = f"the daemon at {folder} (process {pid})"
     with OwnedFd(os.pidfd_open(pid)) as process:
         _refuse_the_unable(pid, what)
-        _check(pid, what)
+        _refuse_another_place(_check(pid, what), folder, what)
         began = time.monotonic()
         signal.pidfd_send_signal(process.fileno(), signal.SIGUSR2)
         reply = _served(folder, process, what, began, timeout)
@@ -252,7 +255,8 @@ def _refuse_the_unable(pid: int, what: str) -> None:
         )
 
 
-def _check(pid: int, what: str) -> None:
+def _check(pid: int, what: str) -> str:
+    """Return what the installed version says that it would serve. Raises: UserError."""
     process = Path(f"/proc/{pid}")
     command = _words(process / "cmdline")
     variables = dict(pair.split("=", 1) for pair in _words(process / "environ") if "=" in pair)
@@ -271,6 +275,21 @@ def _check(pid: int, what: str) -> None:
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise _unchecked(what, said[-1] if said else f"exit status {done.returncode}")
+    return done.stdout.decode(errors="replace")
+
+
+def _refuse_another_place(would: str, folder: Path, what: str) -> None:
+    """Raise UserError if workers would not find it again, or could not join it."""
+    if (found := _WOULD_SERVE.search(would)) is None:
+        return
+    device, there = found.groups()
+    is_other = device_of(folder, ASKED_S) not in (device, None)
+    if is_other or Path(there).resolve() != folder.resolve():
+        raise UserError(
+            f"{what} is not upgraded, and goes on: by its settings it would now serve {device} in "
+            f"{there}, where its workers could not go on. Undo that change, or `swapd stop`, and "
+            "start it again"
+        )
 
 
 def _words(path: Path) -> list[str]:

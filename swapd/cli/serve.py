@@ -26,7 +26,7 @@ from swapd.daemon.daemon import Daemon
 from swapd.device import number_of, open_device
 from swapd.run import gpus
 from swapd.shared import runtime_dir, system
-from swapd.shared.config import Config, load, shown, usual_device
+from swapd.shared.config import Config, canonical, load, shown, usual_device
 from swapd.shared.extras import needed
 from swapd.shared.text import plain, plain_lines
 from swapd.shared.units import size
@@ -121,7 +121,8 @@ def serve(
             import uvloop  # noqa: F401
         number_of(settings.device, settings.budget, settings.chunk_bytes, settings.bandwidth)
         reachable(settings)
-        typer.echo(f"swapd {__version__} would serve {settings.device}, {_served(settings)}")
+        what = f"{canonical(settings.device)}, {_served(settings)}, in {settings.folder}"
+        typer.echo(f"swapd {__version__} would serve {what}")  # read by `swapd upgrade`
     else:
         run(settings, read, sys.orig_argv)
 

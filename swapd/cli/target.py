@@ -42,10 +42,10 @@ def _of_device(found: list[RunningDaemon], device: str, timeout: float) -> Path:
     if any(daemon.folder == usual.resolve() for daemon in found):
         return usual
     wanted = config.canonical(device)
-    return daemons.only([d for d in found if _device_of(d.folder, timeout) == wanted]) or usual
+    return daemons.only([d for d in found if device_of(d.folder, timeout) == wanted]) or usual
 
 
-def _device_of(folder: Path, timeout: float) -> str | None:
+def device_of(folder: Path, timeout: float) -> str | None:
     try:
         with connected(folder, "device", timeout) as client:
             return client.session.welcome.device

@@ -174,7 +174,7 @@ def test_a_device_names_its_daemon_wherever_that_is(
     monkeypatch.setattr(daemons, "running", lambda: found)
     assert where(None, "host", BRIEF) == daemon.folder
     assert where(None, "cuda", BRIEF) == Path("/run/nothing/swapd/cuda0")
-    monkeypatch.setattr(target, "_device_of", lambda at, _: "cuda:1" if at == daemon.folder else "")
+    monkeypatch.setattr(target, "device_of", lambda at, _: "cuda:1" if at == daemon.folder else "")
     for named in ("cuda:1", "cuda1"):
         assert where(None, named, BRIEF) == daemon.folder
 

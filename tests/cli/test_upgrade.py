@@ -139,6 +139,30 @@ def test_what_would_not_serve_is_refused_before_anything_ends(
     client.acquire("thinker").release()
 
 
+def test_where_its_workers_could_not_join_it_is_refused_before_anything_ends(
+    folder: Path, settings: Path, tmp_path: Path
+) -> None:
+    place = f'runtime_dir = "{folder}"\n'
+    settings.write_text(place + 'device = "host"\nbudget = "16MiB"\n')
+    command = [sys.executable, "-m", "swapd", "serve", "--config", str(settings)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe, text=True)
+    with ended(served(folder, process)) as running:
+        client = running.client("worker", thinker=4)
+        for lines, where in (
+            (f'runtime_dir = "{tmp_path}/other"\ndevice = "host"\n', f"host in {tmp_path}/other"),
+            (place + 'device = "cuda0"\n', f"cuda:0 in {folder}"),
+        ):
+            settings.write_text(lines)
+            said = swapd("upgrade", "-e", folder, "--timeout", "20", status=1).stderr
+            assert f"goes on: by its settings it would now serve {where}" in said
+        assert client.session.error is None
+        (tmp_path / "link").symlink_to(folder)
+        settings.write_text(f'runtime_dir = "{tmp_path}/link"\ndevice = "host"\n')
+        swapd("upgrade", "-e", folder)
+        client.acquire("thinker").release()
+
+
 def test_one_that_has_no_command_of_its_own_is_refused(folder: Path) -> None:
     program = (
         "from swapd.cli.serve import run; from swapd.shared.config import Config;"
