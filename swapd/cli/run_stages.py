@@ -80,6 +80,11 @@ def logs_since(daemons: Sequence[ServingDaemon], since: float) -> list[list[Reco
             logs.append([each.record for each in runs_since(read(path), since)])
         except (SwapdError, OSError) as exc:
             say_error(f"the outcome on {one.wanted.device} is unknown: {exc}")
+            if one.process is None:
+                note(
+                    "this run had joined it: one that another `swapd run` has started ends with "
+                    "that run; start one for both with `swapd serve`"
+                )
     return logs
 
 

@@ -157,6 +157,16 @@ def test_a_daemon_that_is_there_is_joined_and_stays(home: Path) -> None:
         daemon.stop()
 
 
+def test_a_run_whose_joined_daemon_ends_before_it_says_why_that_may_be(
+    waiting: "subprocess.Popen[str]", home: Path
+) -> None:
+    _until_used(waiting)
+    end = f"kill {waiting.pid}; while [ -e {home}/lifeline.sock ]; do :; done"
+    said = swapd("run", "--", "sh", "-c", end).stderr
+    assert f"swapd on host at {home} (joined)" in said
+    assert "one that another `swapd run` has started ends with that run" in said
+
+
 def test_without_a_driver_it_takes_the_device_that_swapd_serve_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
