@@ -9,6 +9,7 @@ it, and each that shares it, is *vouched for*: it may be kept without a componen
 (`Rules.keep_host`), and needs no comparison.
 """
 
+from collections import defaultdict
 from collections.abc import Hashable
 from typing import NamedTuple
 
@@ -46,6 +47,8 @@ class Contents:
         self._contents: dict[Hashable, _Content] = {}
         self._of: dict[int, Hashable] = {}
         self._until: Deadlines[int] = Deadlines()
+        #: The host copies of each session that wait.
+        self._waiting: defaultdict[int, set[int]] = defaultdict(set)
 
     def __len__(self) -> int:
         return len(self._of)
@@ -82,9 +85,10 @@ class Contents:
         if content.filling is None:
             content.filling, content.filler = uid, session
             return DueHostCopy(uid)
-        if self._waits_for(content.filler, session):
+        if session in self._waited_for(content.filler):
             return DueHostCopy(uid)
         content.waiting[uid] = session
+        self._waiting[session].add(uid)
         self._until.set(uid, until)
         return None
 
@@ -113,8 +117,9 @@ class Contents:
             if content.filling is not None:
                 content.filler = content.waiting[content.filling]
                 all_due.append(self._fill(content, content.filling))
+                awaited = self._waited_for(content.filler)
                 for other, session in list(content.waiting.items()):
-                    if self._waits_for(content.filler, session):
+                    if session in awaited:
                         all_due.append(self._fill(content, other))
         content.asked.pop(uid, None)
         key = self._of.pop(uid)
@@ -125,21 +130,16 @@ class Contents:
     def expired(self, now: float) -> list[DueHostCopy]:
         return [self._fill(self._contents[self._of[uid]], uid) for uid in self._until.over(now)]
 
-    def _waits_for(self, one: int, other: int) -> bool:
+    def _waited_for(self, by: int) -> set[int]:
+        """Return the sessions that session `by` waits for, and itself."""
         seen: set[int] = set()
-        todo = [one]
+        todo = [by]
         while todo:
-            session = todo.pop()
-            if session == other:
-                return True
-            if session not in seen:
+            if (session := todo.pop()) not in seen:
                 seen.add(session)
-                todo += [
-                    content.filler
-                    for content in self._contents.values()
-                    if session in content.waiting.values()
-                ]
-        return False
+                waiting = self._waiting.get(session, ())
+                todo += [self._contents[self._of[uid]].filler for uid in waiting]
+        return seen
 
     def _content_of(self, uid: int) -> _Content | None:
         return self._contents[self._of[uid]] if uid in self._of else None
@@ -156,5 +156,8 @@ class Contents:
         return DueHostCopy(uid)
 
     def _wait_no_more(self, content: _Content, uid: int) -> None:
-        content.waiting.pop(uid, None)
+        if (session := content.waiting.pop(uid, None)) is not None:
+            self._waiting[session].remove(uid)
+            if not self._waiting[session]:
+                del self._waiting[session]
         self._until.drop(uid)

@@ -145,3 +145,4 @@ def test_nothing_is_left_when_all_are_gone(desk: Desk) -> None:
         desk.seal(uid)
     assert not desk.contents
     assert not desk.contents._contents
+    assert not desk.contents._waiting

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.scale import core
 from benchmarks.scale.stage import Stage
 from swapd.core.actions import Grant
+from swapd.core.contents import Contents
 from swapd.daemon.sessions import END_STEP
 
 MOST_RATIO = 10.0
@@ -82,3 +83,17 @@ def steps_in_vain(components: int, over: tuple[str, ...] | None) -> float:
     stage.prefetch(families, None, "all")
     stage.prefetch(families[len(families) * 3 // 4 :], over, "in vain")
     return meter.counts["in vain"][0]
+
+
+def test_a_fill_in_vain_does_not_look_at_all_that_wait_for_each() -> None:
+    few, many = (steps_of_a_fill_in_vain(waiting) for waiting in (50, 200))
+    assert many < 8.0 * few  # 4 times as many; all for each: 16
+
+
+def steps_of_a_fill_in_vain(waiting: int) -> float:
+    meter, contents = Steps(), Contents()
+    for uid in range(1, waiting + 2):
+        contents.ask(uid, 1000 + uid, "weights", until=30.0)
+        contents.ask(-uid, 1000 + uid, f"own {uid}", until=30.0)
+    meter("gone", lambda: contents.gone(1))
+    return meter.counts["gone"][0]
