@@ -332,7 +332,7 @@ def test_without_a_home_the_swap_log_is_in_the_runtime_folder(
     monkeypatch.setattr(pwd, "getpwuid", getpwuid)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with runtime_dir.claim(Config().folder) as folder:
-        assert place(Config(), folder) == (folder.path / runtime_dir.SWAP_LOG, folder)
+        assert place(Config(), folder) == (folder.path / runtime_dir.SWAP_LOG, folder, None)
 
 
 def test_folders_are_absolute_because_clients_are_told_them(

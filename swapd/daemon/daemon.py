@@ -255,7 +255,7 @@ class Daemon:
 
     def _open_swap_log(self) -> None:
         config, device = self._config, self._device
-        path, own = place(config, self._folder)
+        path, own, self._log_lock = place(config, self._folder)
         file = SwapLogFile(path, config.swap_log_size, config.swap_log_age, own)
         self._swap_log = SwapLog(file, self._publisher.publish, self._loop)
         chunks, chunk_bytes = device.chunks, device.chunk_bytes
@@ -314,6 +314,8 @@ class Daemon:
         self._dispatch.stop()
         await self._saved()
         self._swap_log.close()
+        if self._log_lock is not None:
+            self._log_lock.close()
         self._publisher.close()
         self._folder.remove_sockets()
 

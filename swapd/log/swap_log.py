@@ -6,6 +6,7 @@ their number; subscribers miss nothing.
 """
 
 import asyncio
+import fcntl
 import logging
 import os
 import threading
@@ -43,6 +44,7 @@ BATCH = 250
 QUEUE_MAX_BYTES = 16 << 20
 #: The time of a line is within its first bytes.
 _HEAD_BYTES = 256
+_LOCK = "swap-log.lock"
 #: Time limit for writing the last records.
 CLOSE_S = 1.0
 
@@ -278,19 +280,35 @@ def _size(lines: list[bytes]) -> int:
     return sum(map(len, lines))
 
 
-def place(config: Config, own: Folder) -> tuple[Path, Folder | None]:
-    """Return the file, and its folder if that is `own`, the runtime folder. Makes the state folder;
-    if it cannot be made, or others could write there, the log goes to `own`, with a warning: a
+def place(config: Config, own: Folder) -> tuple[Path, Folder | None, OwnedFd | None]:
+    """Return the file; its folder if that is `own`, the runtime folder; and a lock on the state
+    folder, to keep while the file is written. Makes the state folder. If it cannot be made, or
+    another daemon has it, or others could write there, the log goes to `own`, with a warning: a
     daemon without a home should run too."""
     path = config.swap_log_path
     if config.swap_log:
-        return path, None
+        return path, None, None
     if path.parent == own.path:
-        return path, own
+        return path, own, None
     try:
         with runtime_dir.open_folder(path.parent, make=True) as folder:
             runtime_dir.check_folder(folder, path.parent)
+            return path, None, _locked(folder)
     except OSError as exc:
-        log.warning("the swap log is in %s, not in %s: %s", own.path, path.parent, exc)
-        return own.path / SWAP_LOG, own
-    return path, None
+        why = exc.strerror or exc
+        log.warning("the swap log is in %s, not in %s: %s", own.path, path.parent, why)
+        return own.path / SWAP_LOG, own, None
+
+
+def _locked(folder: OwnedFd) -> OwnedFd:
+    """Lock a state folder. A daemon of another runtime folder, or of another machine that shares
+    the home, has the same. Raises: OSError."""
+    lock = runtime_dir.open_in(folder, _LOCK, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        lock.close()
+        raise OSError(exc.errno, "another swapd writes there") from exc
+    except OSError:
+        pass  # some file systems have no locks
+    return lock

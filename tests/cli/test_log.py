@@ -223,6 +223,26 @@ def test_a_daemon_without_named_folders_keeps_its_log_where_it_stays(
     shutil.rmtree(run)
 
 
+def test_two_daemons_with_one_state_folder_do_not_write_one_log(
+    folder: Path, tmp_path: Path
+) -> None:
+    """As where only one of them has $XDG_RUNTIME_DIR, or two machines share a home."""
+    daemons = []
+    for name in ("first", "second"):
+        (run := folder / name).mkdir(mode=0o700, parents=True)
+        own = environment(XDG_RUNTIME_DIR=str(run), XDG_STATE_HOME=str(tmp_path))
+        daemons.append(served(run / "swapd/host", start("serve", "--budget", "8MiB", env=own)))
+    for daemon in daemons:
+        daemon.client("worker", thinker=4).close()
+    shown = [swapd("log", "--json", "-e", daemon.folder).stdout for daemon in daemons]
+    for daemon in daemons:
+        daemon.stop()
+    assert (tmp_path / "swapd/host/swap-log.jsonl").exists()
+    assert daemons[1].swap_log.exists()
+    for records in map(json_lines, shown):
+        assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
+
+
 def test_a_reader_that_has_seen_enough_ends_it_quietly(folder: Path) -> None:
     process = start("log", "--file", _run(folder).swap_log, bufsize=1)
     assert process.stdout is not None
