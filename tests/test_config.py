@@ -227,7 +227,7 @@ BAD: list[tuple[str, str, str]] = [
     ("bandwidth", "12GB/h", "is not a rate"),
     ("bandwidth", "0", "is no rate"),
     ("host_memory", "0GiB", ">= 1"),
-    ("isolation", "paranoid", "Invalid enum value 'paranoid'"),
+    ("isolation", "paranoid", "Invalid enum value 'paranoid'; write relaxed or strict"),
     ("ack_timeout", "0", "> 0"),
     ("ack_timeout", "soon", "write it like 50ms"),
     ("residency_factor", "-1", ">= 0"),

@@ -33,7 +33,10 @@ def main() -> None:
             raise
         missing = str(exc.name)
     else:
-        app(prog_name="swapd")  # explicit, as `python -m swapd` needs the name for completion
+        try:
+            app(prog_name="swapd")  # explicit, as `python -m swapd` needs the name for completion
+        except OSError as exc:  # of --help and --version, where nothing can be written
+            sys.exit(f"swapd: {exc}")
         return
     _say_without(missing, sys.argv[1:])
 

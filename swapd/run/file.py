@@ -202,6 +202,8 @@ def _one_for_each(daemons: Sequence[DaemonTable], source: str) -> None:
     the number of its GPU."""
     devices = [one.device for one in daemons if one.device is not None]
     for at, device in enumerate(devices):
+        if not config.DEVICE_NAME.fullmatch(device):
+            raise ConfigError(f"{source} {device!r}: there is no such device; use host or cuda:0")
         number = config.gpu_number(device)
         if len(devices) > 1 and number is None:
             raise ConfigError(f"{source} {device}: several are for GPUs alone; leave it out")
@@ -227,7 +229,9 @@ def _stage(path: Path, name: str, raw: Any) -> StageSpec:
         table = msgspec.convert(raw, Table)
     except msgspec.ValidationError as exc:
         said, _, where = str(exc).partition(" - at `$")
-        raise ConfigError(f"{source}{where.rstrip('`')}: {said}") from None
+        where = where.rstrip("`")
+        said += config.choices(Table, where.removeprefix("."))
+        raise ConfigError(f"{source}{where}: {said}") from None
     _check_restart(raw, table, source)
     environment = _environment(table.env, f"{source}.env")
     directory = _directory(path.parent, table.directory, f"{source}.directory")

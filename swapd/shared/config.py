@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -474,7 +474,13 @@ def _parse(name: str, value: Any, source: str) -> Any:
         found = msgspec.convert(value, _KINDS[name], strict=False)
         return value if isinstance(value, Size) else found
     except (ValueError, msgspec.ValidationError) as exc:
-        raise ConfigError(f"{source}: {exc}") from exc
+        raise ConfigError(f"{source}: {exc}{choices(Config, name)}") from exc
+
+
+def choices(table: type, name: str) -> str:
+    """Return what follows an error about this key of a table: its values, if it is a choice."""
+    kind = get_type_hints(table).get(name)
+    return f"; write {' or '.join(get_args(kind))}" if get_origin(kind) is Literal else ""
 
 
 def _span(text: str) -> float:

@@ -9,6 +9,8 @@ from swapd.cli import app, main
 from swapd.cli.app import COMMANDS, app_of, command_of
 from swapd.daemon.daemon import RELOADED
 
+from .conftest import swapd
+
 
 def help_of(*words: str) -> str:
     done = CliRunner().invoke(app_of(), [*words, "--help"], prog_name="swapd", terminal_width=80)
@@ -29,6 +31,13 @@ def test_a_command_says_what_each_option_is_for(command: str) -> None:
     shown = help_of(command)
     assert shown.startswith(f"Usage: swapd {command} ")
     assert (command_of(command).__doc__ or "").split("\n")[0] in shown
+
+
+@pytest.mark.parametrize("word", ["--version", "--help"])
+def test_a_disk_that_is_full_is_one_clear_line(word: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = swapd(word, stdout=full, status=1)
+    assert done.stderr == "swapd: [Errno 28] No space left on device\n"
 
 
 def test_ctrl_c_while_a_command_is_imported_is_no_traceback(

@@ -109,7 +109,7 @@ def test_a_stage_has_its_own_variables_over_those_of_swapd_run(
         (stage(env='{"A=B" = "1"}'), "stages.a.env: 'A=B' is not the name of a variable"),
         (stage(env="{A = true}"), "stages.a.env[...]: Expected `int | float | str`, got `bool`"),
         (stage(env='{SWAPD_ENDPOINT = "x"}'), "stages.a.env.SWAPD_ENDPOINT is set by swapd run"),
-        (stage(restart='"yes"'), "stages.a.restart: Invalid enum value 'yes'"),
+        (stage(restart='"yes"'), "stages.a.restart: Invalid enum value 'yes'; write no or on-fail"),
         (stage(restart='"always"', retries="0"), "stages.a.retries: Expected `int` >= 1"),
         (
             stage(retries="3"),
@@ -127,6 +127,7 @@ def test_a_stage_has_its_own_variables_over_those_of_swapd_run(
             stage(restart='"always"', ends_all="true"),
             "stages.a.ends_all: a stage that always restarts",
         ),
+        (stage(ready='"regsitered"'), "'regsitered'; write started or registered or ended"),
         (stage(ends_all="1"), "stages.a.ends_all: Expected `bool`, got `int`"),
         (stage(after='["b"]'), 'stages.a.after: there is no stage "b"; there are: a'),
         (stage(after='["a"]'), "stages.a.after: none of these would ever start: a after a; take"),
@@ -140,6 +141,7 @@ def test_a_stage_has_its_own_variables_over_those_of_swapd_run(
             "daemon is no table: write [daemon], or [[daemon]] for each GPU",
         ),
         ("daemon = []\n" + stage(), "daemon is no table: write [daemon]"),
+        (stage() + '\n[daemon]\ndevice = "hots"', "[[daemon]] 'hots': there is no such device"),
         (stage() + "\n[[daemon]]\n[[daemon]]", "daemon[0].device is missing: name a GPU, as in"),
         (
             stage() + '\n[[daemon]]\ndevice = "cuda:0"\n[[daemon]]\ndevice = "cuda:0"',
