@@ -246,10 +246,12 @@ def _show(view: LogView, path: Path, lines: int | None, *, all_runs: bool) -> No
 
 
 def _refuse_nothing(view: LogView, only: Filter) -> None:
-    """Exit with 1 if no record is about the named components, as grep does."""
-    if only.components and not view.found:
-        which = "" if only == Filter(only.components) else " that the other options select"
-        names = " or ".join(only.components)
+    """Exit with 1 if no record is about the named components and sessions, as grep does."""
+    named = [" or ".join(some) for some in (only.components, only.sessions) if some]
+    if named and not view.found:
+        plain = only == Filter(only.components, only.sessions)
+        which = "" if plain else " that the other options select"
+        names = " and ".join(named)
         say_error(f"no record{which} is about {names}; `swapd status` has names")
         sys.exit(1)
 

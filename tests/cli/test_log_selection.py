@@ -195,6 +195,10 @@ def test_what_cannot_be_selected_says_what_can(tmp_path: Path, told: Told) -> No
     assert "no record is about nope or b*x" in nothing.stderr
     nothing = swapd("log", "-c", "dit*", "-k", "evict", "--file", path, status=1)
     assert "no record that the other options select is about dit*" in nothing.stderr
+    nothing = swapd("log", "-s", "paniter", "-c", "dit*", "--file", path, status=1)
+    assert "no record is about dit* and paniter" in nothing.stderr
+    nothing = swapd("log", "-s", "paniter", "--file", path, status=1)
+    assert "no record is about paniter" in nothing.stderr
     for words, says in (
         (("-k", "copied-in"), "did you mean copied_in"),
         (("--min-duration", "soon"), "write it like 50ms"),
