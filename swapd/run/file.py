@@ -90,6 +90,17 @@ def read_settings(path: Path) -> DaemonTable:
     return found
 
 
+def _with_variables(table: DaemonTable) -> DaemonTable:
+    """Take from variables what neither an option nor the file gives, as the daemon does with its
+    other settings. Raises: ConfigError."""
+    for name in ("device", _BUDGET):
+        variable = f"SWAPD_{name.upper()}"
+        if getattr(table, name) is None and (said := config.variable(variable)):
+            found = config.load(None, {}, {variable: said})
+            table = table._replace(**{name: getattr(found, name)})
+    return table
+
+
 def names_of(given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(map(_name, given)))
 
@@ -158,7 +169,8 @@ class Table(msgspec.Struct, frozen=True):
     ends_all: bool = False
 
 
-def of_command(words: Sequence[str], daemons: Sequence[DaemonTable]) -> RunFile:
+def of_command(words: Sequence[str], daemons: Iterable[DaemonTable]) -> RunFile:
+    daemons = [_with_variables(table) for table in daemons]
     _one_for_each(daemons, "-d")
     stage = StageSpec(COMMAND, command_of(words), {}, Path().absolute())
     return RunFile(None, tuple(daemons), {COMMAND: stage})
@@ -186,7 +198,7 @@ def _daemons(path: Path, raw: Any) -> tuple[DaemonTable, ...]:
     found = []
     for number, table in enumerate(tables):
         source = f"{path}: daemon[{number}]." if tables is raw else f"{path}: daemon."
-        found.append(table_of(table, source, path.parent))
+        found.append(_with_variables(table_of(table, source, path.parent)))
         if len(tables) > 1:
             if "device" not in table:
                 raise ConfigError(f'{source}device is missing: name a GPU, as in device = "cuda:0"')

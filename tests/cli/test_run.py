@@ -167,6 +167,21 @@ def test_a_run_whose_joined_daemon_ends_before_it_says_why_that_may_be(
     assert "one that another `swapd run` has started ends with that run" in said
 
 
+@pytest.mark.parametrize("how", ["command", "file"])
+def test_its_daemon_has_the_settings_of_the_environment(tmp_path: Path, how: str) -> None:
+    text = "[stages.a]\ncommand = 'true'\n"
+    words = ["--", "true"] if how == "command" else [file_with(tmp_path / "run.toml", text)]
+    own = environment(SWAPD_BUDGET="24MiB", SWAPD_DEVICE="cuda0")
+    line, *_ = swapd("run", "-n", *words, env=own).stdout.splitlines()
+    assert line.startswith(f"swapd serve --device cuda0 --budget {24 * MIB} ")
+    if how == "command":
+        (line, _) = swapd("run", "-n", "-d", "host", *words, env=own).stdout.splitlines()
+        assert line.startswith(f"swapd serve --device host --budget {24 * MIB} ")
+    own = environment(SWAPD_BUDGET="lots")
+    said = swapd("run", "-n", *words, env=own, status=1).stderr
+    assert "$SWAPD_BUDGET: 'lots' is not a size" in said
+
+
 def test_without_a_driver_it_takes_the_device_that_swapd_serve_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
