@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
@@ -76,10 +76,11 @@ def _ready(config: Config, page: Page | None) -> None:
     if page is not None:
         page.start(config.folder)
     people = "" if page is None else f", people at {page.url}"
-    typer.echo(
-        f"swapd serves {config.device}: {_served(config)} in chunks of "
-        f"{size(config.chunk_bytes)}. Clients find it at {config.folder}{people}"
-    )
+    with suppress(OSError):  # its reader may be gone, or the disk full: it serves all the same
+        typer.echo(
+            f"swapd serves {config.device}: {_served(config)} in chunks of "
+            f"{size(config.chunk_bytes)}. Clients find it at {config.folder}{people}"
+        )
 
 
 def _served(config: Config) -> str:

@@ -86,6 +86,14 @@ def test_a_lease_is_held_through_it_and_a_waiting_acquire_is_granted(daemon: Run
     holder.acquire("thinker").release()
 
 
+def test_nobody_has_to_read_what_the_next_version_says(daemon: Running) -> None:
+    """As where the terminal or the `tee` of its start is closed by now."""
+    assert daemon.process.stdout is not None
+    daemon.process.stdout.close()
+    swapd("upgrade", "-e", daemon.folder)
+    daemon.client("worker", thinker=4).acquire("thinker").release()
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_log_that_is_followed_goes_on(daemon: Running, how: signal.Signals) -> None:
     process = start("log", "-f", "-e", daemon.folder)
