@@ -45,6 +45,7 @@ def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None
         if c.part_of not in ledger.families:
             insort(ledger.names, c.part_of)
         ledger.families.setdefault(c.part_of, {})[c.name] = c
+        ledger.room_differs |= c.part_of in ledger.automatic
     ledger.sessions[c.session].owns[c.name] = None
     c.answer = asked.id
     content = requests.content(asked)
@@ -183,6 +184,7 @@ def remove(ledger: Ledger, c: Component) -> None:
         return
     ledger.forget(c.name)
     drop_member(ledger.families, c.part_of, c)
+    ledger.room_differs |= c.part_of in ledger.automatic
     if c.part_of and c.part_of not in ledger.families:
         ledger.forget(c.part_of)
         ledger.automatic.pop(c.part_of, None)

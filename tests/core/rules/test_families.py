@@ -306,6 +306,18 @@ def test_it_has_what_comes_to_stay_beside_it_and_its_room_when_that_goes(make: M
     assert kept(w) == ["f/rest", "f/1", "f/3"], "it was told how much to keep"
 
 
+def test_a_part_that_comes_or_goes_later_changes_what_is_kept_of_it(make: Make) -> None:
+    w = make(12)
+    s = w.open()
+    family(w, s)
+    w.resize(s, "f")
+    assert len(kept(w)) == 5
+    w.register(s, "f/4", 4, part_of="f")
+    assert kept(w) == ["f/rest", "f/2"], "two others have room beside it"
+    w.unregister(s, "f/4")
+    assert len(kept(w)) == 5
+
+
 def test_its_parts_are_looked_at_only_when_the_room_has_changed(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
