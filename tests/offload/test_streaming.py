@@ -346,6 +346,36 @@ def test_an_adapter_in_a_streamed_block_is_taken_in_beside_it(client: Client) ->
             assert model.blocks[2].extra.sum() == 4
 
 
+@pytest.mark.parametrize("resident", [0, "9MiB"])
+def test_new_blocks_are_streamed_in_the_places_of_those_that_went(
+    client: Client, resident: int | str
+) -> None:
+    model = seeded(Dit)
+    with client.attach({"dit": model}, resident=resident) as attachment:
+        lost, of_it = model.blocks[1], model.blocks[1](X)
+        new = seeded(Dit, 10).blocks[6:]
+        model.blocks[1], model.blocks[2], model.blocks[3] = new[:3]
+        model.blocks.append(new[3])
+        expected = model(X)
+        for _ in range(2):
+            attachment.refresh()
+            again = {f"dit/blocks.{i}{'~2' * (i in (1, 2, 3))}" for i in range(7)}
+            assert leases(client).keys() == again | {"dit/rest"}
+            assert "32.02 MiB, streamed in 7 blocks" in str(attachment)
+            for _ in range(2):
+                assert torch.equal(model(X), expected)
+        for kept in ("dit/blocks.1~2", "dit/blocks.2~2"):
+            stays = [c.name for c in client.status().components if c.policy == "lru"]
+            assert stays == ["dit/rest", kept][: 2 if resident else 1]
+            del model.blocks[1]
+            expected = model(X)
+            attachment.refresh()
+        with pytest.raises(TooLarge), attachment.use("dit"):
+            pass
+        assert torch.equal(lost(X), of_it)
+    assert torch.equal(model(X), expected)
+
+
 def test_compiled_blocks_are_streamed_and_compiled_once(client: Client) -> None:
     torch._dynamo.reset()
     compiled: list[Any] = []

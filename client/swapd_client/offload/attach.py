@@ -164,6 +164,7 @@ class _Attaching:
             self._register()  # no interrupt comes before the next line
             to_its_end(self._install)  # weights without their hooks would be read without a lease
             self._attachment.take_back_lost()
+            self._made.size_again()
             self._refuse_what_never_fits(again=again)
         found = [one.name for one in self._found if not one.whole]
         stays = staying(search.modules_of(self._roots), found, self._owned.left)
@@ -226,7 +227,14 @@ class _Attaching:
         )
 
     def _register(self) -> None:
-        self._made = Registration(self._client, self._owned, self._how, self._called, self._starts)
+        self._made = Registration(
+            self._client,
+            self._owned,
+            self._how,
+            self._called,
+            self._starts,
+            self._attachment.streamed,
+        )
         self._made.run(self._found, self._trained, self._attachment.registered)
 
     def _names(self, parts: Iterable[ownership.Part]) -> list[str]:
@@ -238,7 +246,7 @@ class _Attaching:
         attachment = self._attachment
         for before in (*self._left_over, attachment):
             before._uninstall()
-        attachment.streamed |= self._made.streamed
+        attachment.streamed = self._made.streamed
         attachment.trained = self._trained
         attachment.to_undo(tools.rest)
         attachment.components = {one.name: self._attached(one) for one in self._found}
@@ -291,12 +299,12 @@ class _Attaching:
 
     def _streamed(self, one: ComponentModule, names: Sequence[str]) -> StreamedComponent | None:
         attachment = self._attachment
-        found = attachment.streamed.pop(one.name, None)
-        if found is None or set(names).isdisjoint(found.stream.everything):  # another module
+        found = attachment.streamed.get(one.name)
+        if found is None:
             before = [name for name in names if name not in attachment.registered]
             found = stream_of(self._client, one, before)
-        if found is not None:
-            attachment.streamed[one.name] = found
+            if found is not None:
+                attachment.streamed[one.name] = found
         return found
 
     def _summary(self, stays: PrivateBytes) -> str:

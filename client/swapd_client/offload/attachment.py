@@ -156,10 +156,11 @@ class Attachment(AbstractContextManager["Attachment"]):
     def refresh(self) -> None:
         """Register parameters and modules that the model gained since it was attached.
 
-        They become further components ("dit~2"). A component of which the model has lost all
-        parameters becomes private memory, unless it is on a GPU: then it waits for `detach`. No
-        component of the model may be in use. Blocks for the copies. Raises as `Client.attach`; then
-        the new parameters stay private.
+        They become further components ("dit~2"); new blocks of a streamed component, parts of it
+        ("dit/blocks.3~2"), which are streamed in their place. A component, or block, of which the
+        model has lost all parameters becomes private memory, unless it is on a GPU: then it waits
+        for `detach`. No component of the model may be in use. Blocks for the copies. Raises as
+        `Client.attach`; then the new parameters stay private.
         """
         await_given_back()
         with ONE_AT_A_TIME:

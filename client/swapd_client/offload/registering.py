@@ -25,6 +25,9 @@ from swapd_client.offload.strategy import Sharing
 from swapd_client.offload.stream import Stream
 from swapd_client.registration import unregister
 
+#: The modules of blocks, by the name of their part in the daemon.
+_Blocks = dict[str, tuple[Module, ...]]
+
 
 @dataclass(eq=False)
 class Registration:
@@ -36,9 +39,13 @@ class Registration:
     called: Callable[[str], str]
     #: Modules that begin another component.
     stops: Iterable[int]
+    #: What an earlier registration of the model streams.
+    before: Mapping[str, StreamedComponent]
     #: By piece, so that `_take_back` knows them after an interrupt.
     _made: dict[TensorGroup, list[Component]] = field(default_factory=dict, init=False)
     streamed: dict[str, StreamedComponent] = field(default_factory=dict, init=False)
+    #: Blocks that streamed components have got.
+    _new: dict[str, _Blocks] = field(default_factory=dict, init=False)
     #: Unique among all processes.
     _group: str = field(default_factory=lambda: f"attach {token_hex(8)}", init=False)
 
@@ -57,7 +64,11 @@ class Registration:
         buffers.copy()
         try:
             for piece in self.owned.pieces.values():
-                self._one(piece, by_name.get(piece.name))
+                one = by_name.get(piece.name)
+                if one is None or not self._new_blocks(piece, one):
+                    self._one(piece, one)
+            for one in found:
+                self._stream_on(one)
             buffers.replace()
             private.move(trained, target.device)
             into += itertools.chain.from_iterable(map(self.names_of, self._made))
@@ -119,9 +130,9 @@ class Registration:
         called = self.called(piece.name)
         group = self._group if how.is_exclusive else None
         of = self.called(how.part_of) if how.part_of else ""
-        self._made[piece] = [
+        self._made.setdefault(piece, []).append(
             self.client.register(called, piece.tensors, policy=how.policy, group=group, part_of=of)
-        ]
+        )
 
     def _room(self, *parts: Mapping[str, torch.Tensor]) -> int:
         chunk = self.client.session.welcome.chunk_bytes
@@ -150,6 +161,78 @@ class Registration:
         stream = Stream(self.client, self.called(piece.name), kept, names)
         self.streamed[one.name] = StreamedComponent(stream, tuple(b.modules for b, _ in full))
         return True
+
+    def _left(self, one: ComponentModule) -> _Blocks:
+        """Return the blocks that are streamed, and that the component still has."""
+        before, here = self.before.get(one.name), set(one.module.modules())
+        known = self.client.session.components
+        named = zip(before.stream.parts, before.blocks, strict=True) if before else ()
+        return {p: modules for p, modules in named if p in known and not here.isdisjoint(modules)}
+
+    def _new_blocks(self, piece: TensorGroup, one: ComponentModule) -> bool:
+        """Register blocks that a streamed component has got, and take them out of `piece`.
+
+        Returns whether that was all of it.
+        """
+        if not (left := self._left(one)):
+            return False
+        session, family = self.client.session, self.before[one.name].stream.family
+        old = set(itertools.chain.from_iterable(left.values()))
+        least, given = session.welcome.chunk_bytes, self.hows[one.name].blocks
+        blocks = blocks_of(search.bare(one.module), given, least)
+        new = [block for block in blocks if old.isdisjoint(block.modules)]
+        rest, parts = ownership.by_block(
+            piece, one.module, [block.modules for block in new], self.stops
+        )
+        found = {
+            self._free(family, block.name): (block.modules, part)
+            for block, part in zip(new, parts, strict=True)
+            if part
+        }
+        if not found:
+            return False
+        alike = session.own(next(iter(left)))
+        self._made[piece] = self.client.register_family(
+            family,
+            {name: part for name, (_, part) in found.items()},
+            policy=alike.policy,
+            group=alike.group,
+            mutable=alike.mutable,
+            resident=session.registry.kept.get(family),
+        )
+        piece.tensors = rest
+        self._new[one.name] = {
+            protocol.part_name(family, name): modules for name, (modules, _) in found.items()
+        }
+        return not rest
+
+    def _free(self, family: str, block: str) -> str:
+        names = itertools.chain([block], (f"{block}~{n}" for n in itertools.count(2)))
+        known = self.client.session.components
+        return next(name for name in names if protocol.part_name(family, name) not in known)
+
+    def _stream_on(self, one: ComponentModule) -> None:
+        """Go on streaming what was streamed before, with its new blocks and without lost ones."""
+        blocks = self._left(one)
+        if not blocks or one.name in self.streamed:
+            return
+        before = self.before[one.name]
+        if len(blocks) < len(before.blocks) or one.name in self._new:
+            place = {module: number for number, module in enumerate(one.module.modules())}
+            blocks |= self._new.get(one.name, {})
+            names = sorted(blocks, key=lambda p: min(place[m] for m in blocks[p] if m in place))
+            family, rest = before.stream.family, before.stream.rest
+            stream = Stream(self.client, family, rest, names, has_lost=True)
+            before = StreamedComponent(stream, tuple(blocks[name] for name in names))
+        self.streamed[one.name] = before
+
+    def size_again(self) -> None:
+        """Keep as much as before of families whose lost blocks are unregistered by now."""
+        leasing, kept = self.client.leasing, self.client.session.registry.kept
+        for name, streamed in self.streamed.items():
+            family = streamed.stream.family
+            if self.before.get(name, streamed) is not streamed and family in kept:
+                leasing.call(protocol.Resize(leasing.session.next_id(), family, kept[family]))
 
     def _family(
         self,

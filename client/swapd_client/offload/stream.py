@@ -35,11 +35,18 @@ class Stream:
     """
 
     def __init__(
-        self, client: AttachClient, family: str, rest: str | None, parts: Sequence[str]
+        self,
+        client: AttachClient,
+        family: str,
+        rest: str | None,
+        parts: Sequence[str],
+        *,
+        has_lost: bool = False,
     ) -> None:
         """`rest`: the component with the tensors outside the blocks, held for a whole pass.
 
-        `parts`: the components of the blocks, in their expected order of use.
+        `parts`: the components of the blocks, in their expected order of use. `has_lost`: the
+        family may have others, which the model has lost.
         """
         self.client = client
         self.family = family
@@ -47,6 +54,7 @@ class Stream:
         self.parts = tuple(parts)
         self.order = Order(len(self.parts))
         self.everything = (*([rest] if rest else []), *self.parts)
+        self._whole = self.everything if has_lost else (family,)
         #: Whether a part leaves the device at its release, as of the last grant.
         self._transient: dict[str, bool] = {}
         #: False if a part is known to leave: then `whole` does not try.
@@ -67,7 +75,7 @@ class Stream:
         if not self.may_be_in:
             return None
         try:
-            return self.client.leasing.take((self.family,), timeout_s=0)
+            return self.client.leasing.take(self._whole, timeout_s=0)
         except (Timeout, TooLarge, UnknownComponent):
             return None
 
