@@ -266,13 +266,16 @@ def test_an_error_in_compiled_code_leaves_nothing_held(client: Client) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_export_is_refused_until_it_is_detached(client: Client, strict: bool) -> None:
-    model = seeded(Decoder)
-    with client.attach({"vae": model}) as attachment:
+@pytest.mark.parametrize(("kind", "x"), [(Decoder, X), (Model, TOKENS)], ids=["alone", "around"])
+def test_export_is_refused_until_it_is_detached(
+    client: Client, kind: type[nn.Module], x: torch.Tensor, strict: bool
+) -> None:
+    model = seeded(kind)
+    with client.attach({"m": model}) as attachment:
         with pytest.raises(Exception, match=r"detach\(\)"):
-            torch.export.export(model, (X,), strict=strict)
+            torch.export.export(model, (x,), strict=strict)
         attachment.detach()
-        torch.export.export(model, (X,), strict=strict)
+        torch.export.export(model, (x,), strict=strict)
 
 
 jit: Any = torch.jit

@@ -205,6 +205,10 @@ class Method(Marker):
         return method
 
     @property
+    def __code__(self) -> Any:  # torch.export asks a forward for it
+        return self.__wrapped__.__code__
+
+    @property
     def __doc__(self) -> str | None:  # type: ignore[override]
         return self.__wrapped__.__doc__
 
