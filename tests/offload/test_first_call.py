@@ -215,6 +215,44 @@ class Outer(nn.Module):
         return self.text_encoder.blocks[0].forward(x), self.vae.proj.bias.expand(2, -1)
 
 
+class Grows(Outer):
+    """Changes its own attachment between two components."""
+
+    between: Callable[[], object] = staticmethod(lambda: None)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text_encoder = Model(part_of_a_block)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.vae(x)
+        self.between()
+        return self.text_encoder(x)
+
+
+@pytest.mark.parametrize("how", ["refresh", "detach", "attach"])
+def test_a_call_that_changes_the_attachment_has_the_new_hooks_alone(
+    client: Client, how: str
+) -> None:
+    model, expected = computed(X, Grows)
+    attachment = client.attach(model)
+
+    def between() -> None:
+        if how == "refresh":
+            model.text_encoder.more = seeded(Block)
+            attachment.refresh()
+        else:
+            attachment.detach()
+        if how == "attach":
+            client.attach(model)
+
+    model.between = between
+    assert torch.equal(model(X), expected)
+    model.between = lambda: None
+    evict(client)
+    assert torch.equal(model(X), expected)
+
+
 def test_a_model_around_components_may_read_them_by_itself(client: Client) -> None:
     model, expected = computed(X, Outer)
     with client.attach(model):

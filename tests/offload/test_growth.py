@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules import module as torchs
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from swapd_client import Client, finalizers
+from swapd_client import Client, InUse, finalizers
 from tests.offload.modules import TOKENS, WIDTH, Encoder, Model, assert_comes_back, evict, seeded
 
 X = torch.ones(2, WIDTH)
@@ -86,6 +86,20 @@ def test_what_a_model_has_lost_is_private_and_may_be_called(client: Client) -> N
         assert len(client.status().components) == 4, "one in use becomes private later"
         attachment.refresh()
         assert len(client.status().components) == 3
+
+
+def test_a_refresh_within_a_call_of_a_component_is_refused(client: Client) -> None:
+    model = seeded(Model)
+    model.text_encoder = seeded(Encoder, 80)  # streamed
+    with client.attach(model) as attachment, torch.inference_mode():
+        for within in (model.text_encoder.layers[1], model.vae.out):
+            expected = model(TOKENS)
+            hook = within.register_forward_pre_hook(lambda *_: attachment.refresh())
+            with pytest.raises(InUse, match=r"refresh\(\) within a call"):
+                model(TOKENS)
+            hook.remove()
+            evict(client)
+            assert torch.equal(model(TOKENS), expected)
 
 
 def test_what_was_unregistered_by_hand_is_taken_in_again(client: Client) -> None:

@@ -25,8 +25,8 @@ from swapd_client.offload.guards import writable
 from swapd_client.offload.holdables import AttachedComponent, StreamedComponent, Use
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.private import Trained
-from swapd_client.offload.scope import Holdable
-from swapd_client.offload.update_barrier import quiet
+from swapd_client.offload.scope import Holdable, here
+from swapd_client.offload.update_barrier import calls, quiet
 from swapd_client.registration import refuse_in_use, unregister
 
 #: Held while hooks are installed or removed: loaders that patch torch's registration for the whole
@@ -162,6 +162,11 @@ class Attachment(AbstractContextManager["Attachment"]):
         for `detach`. No component of the model may be in use. Blocks for the copies. Raises as
         `Client.attach`; then the new parameters stay private.
         """
+        if calls(here(), {self._client: tuple(self._left())}):
+            raise InUse(
+                "refresh() within a call of the model would take what the call holds from it: call "
+                "it before, or after"
+            )
         await_given_back()
         with ONE_AT_A_TIME:
             if self._again is not None:

@@ -49,6 +49,11 @@ class FirstCall(Method):
         self._gate = gate
         self._parts = parts
         self._to_undo = to_undo
+        #: Whether the module was detached meanwhile, or has other hooks, which hold what it reads.
+        self.is_over = False
+
+    def end(self) -> None:
+        self.is_over = True
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_gate": None, "_parts": (), "_to_undo": None}
@@ -103,7 +108,7 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs or {})
 
     def _load_for(self, values: Any, frame: FrameType) -> None:
-        for tensor in tensors_in(values):
+        for tensor in () if self._call.is_over else tensors_in(values):
             having = [part for part in self._parts if part.gate.lent.has(tensor)]
             if having and not any(part.gate.is_held_by(thread.scope) for part in having):
                 self._load(having[0], frame)

@@ -170,7 +170,9 @@ class Installer:
     ) -> None:
         to_undo = self._attachment.to_undo
         for name in methods:
-            hooks.put(module, FirstCall(module, name, gate, parts, to_undo), to_undo)
+            call = FirstCall(module, name, gate, parts, to_undo)
+            to_undo(call.end)
+            hooks.put(module, call, to_undo)
 
     def _lent(self, names: Iterable[str]) -> ComponentSpans:
         parts = map(self._client.session.own, names)

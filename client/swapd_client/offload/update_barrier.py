@@ -21,7 +21,8 @@ _SAY_AFTER_S = 10.0
 Components = Mapping[AttachClient, Collection[str]]
 
 
-def _calls(scope: Scope, components: Components) -> bool:
+def calls(scope: Scope, components: Components) -> bool:
+    """Return whether the thread of `scope` is in a call of these components, or begins one."""
     # in this order, since a call that begins becomes an entry
     begins = scope.begins
     entries = list(scope.entries)
@@ -65,7 +66,7 @@ def await_changes(scope: Scope) -> None:
     assert held is not None
     while (change := _changing.now) is not None:
         scope.begins = None
-        if not is_of(held, change) or _calls(scope, change):
+        if not is_of(held, change) or calls(scope, change):
             break  # else the change would wait for the call, and the call for the change
         with _changing.lock:
             _changing.told.notify_all()
@@ -124,7 +125,7 @@ def _together(some: Components, others: Components) -> Components:
 
 def _await_calls(components: Components, scope: Scope) -> None:
     with _changing.lock:
-        while calling := [s for s in scopes() if s is not scope and _calls(s, components)]:
+        while calling := [s for s in scopes() if s is not scope and calls(s, components)]:
             if not _changing.told.wait(_SAY_AFTER_S):
                 names = {thread.ident: thread.name for thread in threading.enumerate()}
                 log.warning(
