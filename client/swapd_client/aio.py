@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 from swapd.shared import protocol
 from swapd_client import rejoining
 from swapd_client.cancellation import cancellable, in_thread
-from swapd_client.checks import check_seconds
+from swapd_client.checks import Uncopied, check_seconds
 from swapd_client.client import Client, restore_models
 from swapd_client.errors import DaemonGone, SwapdError
 from swapd_client.faults import explain_if
@@ -97,7 +97,7 @@ def _unregister(client: Client, made: Component | list[Component]) -> None:
         unregister(client.leasing, component.name)
 
 
-class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
+class AsyncClient(Uncopied, AbstractAsyncContextManager["AsyncClient"]):
     """A session with one daemon, used from one event loop. Made by `connect_async`.
 
     A cancelled call ends before its task does, and changes nothing. An attached model computes, and

@@ -1,7 +1,7 @@
 """Checks of what callers give, before it is used or sent."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from swapd_client.errors import InvalidArgument
 
@@ -43,3 +43,14 @@ def check_seconds(
 ) -> None:
     if not (given is None or (isinstance(given, (int, float)) and given >= 0)):
         raise InvalidArgument(f"{argument}={given!r}: give {give}, or None")
+
+
+class Uncopied:
+    """Has descriptors and memory that a copy would close, and free, a second time."""
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        """Raise TypeError: called by `copy`, `copy.deepcopy` and `pickle`."""
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled: it belongs to this process. Leave it out of "
+            "what you copy, and connect() in another process"
+        )

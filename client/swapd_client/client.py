@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd_client import registration, rejoining
-from swapd_client.checks import A_SIZE, check, check_name
+from swapd_client.checks import A_SIZE, Uncopied, check, check_name
 from swapd_client.errors import DaemonGone, SessionEnded
 from swapd_client.faults import explain_if
 from swapd_client.finalizers import close_when_collected
@@ -110,7 +110,7 @@ def connect(
         raise
 
 
-class Client(AbstractContextManager["Client"]):
+class Client(Uncopied, AbstractContextManager["Client"]):
     """A session with one daemon. May be used from any thread, but not across a fork.
 
     Made by `connect`. Call `close`, or use it in a `with` block: its components then become private

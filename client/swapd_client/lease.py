@@ -12,7 +12,7 @@ from weakref import ref
 from msgspec.structs import replace
 
 from swapd.shared.protocol import Granted, Placement
-from swapd_client.checks import check_name
+from swapd_client.checks import Uncopied, check_name
 from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError, UnknownComponent
 from swapd_client.interrupts import covered, to_its_end
 from swapd_client.lease_returns import LeaseReturns
@@ -22,7 +22,7 @@ from swapd_client.session.gpu.streams import empty_cache, handle_of
 from swapd_client.session.session import Session
 
 
-class BaseLease:
+class BaseLease(Uncopied):
     """The right to use components, until it is released.
 
     On a GPU the release takes effect after the work already queued on the current stream, on the

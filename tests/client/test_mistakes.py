@@ -1,5 +1,8 @@
 """What newcomers get wrong is an error that tells how it is done right, and nothing is held."""
 
+import copy
+import gc
+import pickle
 from collections.abc import Awaitable, Callable, Iterator
 from math import inf, nan
 from typing import Any
@@ -246,3 +249,16 @@ def test_a_command_speaks_of_the_name_alone(client: Client) -> None:
         assert "await_registration" not in str(refused.value)
     with pytest.raises(swapd_client.UnknownComponent, match="await_registration=True"):
         client.acquire("nope")
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_belongs_to_this_process_is_not_copied(
+    client: Client, duplicate: Callable[[object], object]
+) -> None:
+    component = client.register("b", {"x": bytearray(1 << 20)})
+    with client.acquire("a") as lease:
+        for one in (client, component, lease):
+            with pytest.raises(TypeError, match=r"Leave it out of what you copy"):
+                duplicate(one)
+    gc.collect()
+    client.acquire("a", "b").release()

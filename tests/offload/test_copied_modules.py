@@ -1,6 +1,7 @@
 """Copies of modules while their weights are absent: plain modules with weights of their own."""
 
 import copy
+import gc
 import io
 import multiprocessing
 import pickle
@@ -13,6 +14,7 @@ from torch.nn.utils import parametrizations
 
 from swapd_client import Client
 from swapd_client.offload.copies import Marker
+from tests.offload.modules import TOKENS, Encoder, assert_comes_back, computed
 from tests.offload.test_state_dict import Block, Tied
 from tests.offload.twins import Lent, same
 
@@ -213,6 +215,19 @@ def test_a_compiled_or_traced_module_is_copied(client: Client, wrapped: Any) -> 
     assert type(made).__name__ == type(copy.deepcopy(lent.twin)).__name__
     x = torch.randn(2, 4)
     assert torch.equal(made(x), lent.twin(x))
+
+
+@every_way
+def test_a_module_that_keeps_its_attachment_is_refused_and_goes_on(
+    client: Client, way: Any
+) -> None:
+    model, expected = computed(TOKENS, Encoder)
+    with client.attach({"m": model}) as attachment, torch.inference_mode():
+        model.attachment = attachment
+        with pytest.raises(TypeError, match=r"Leave it out of what you copy"):
+            way(model)
+        gc.collect()
+        assert_comes_back(client, model, TOKENS, expected, "m")
 
 
 def test_methods_that_a_module_has_of_its_own_are_asked_and_put_back(client: Client) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from swapd_client.checks import check
+from swapd_client.checks import Uncopied, check
 from swapd_client.errors import InvalidSource
 from swapd_client.memory.layout import BufferLayout
 from swapd_client.memory.part import Part
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Component:
+class Component(Uncopied):
     """A registered component: its address and size. `Client.register` makes it.
 
     Touch its bytes under a lease only.

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from swapd.shared.system import process_lock
+from swapd_client.checks import Uncopied
 from swapd_client.errors import (
     ClientClosed,
     InUse,
@@ -34,7 +35,7 @@ from swapd_client.registration import refuse_in_use, unregister
 ONE_AT_A_TIME = process_lock()
 
 
-class Attachment(AbstractContextManager["Attachment"]):
+class Attachment(Uncopied, AbstractContextManager["Attachment"]):
     """The result of `Client.attach`. `detach`, or the end of a `with` block, undoes it."""
 
     def __init__(self, client: AttachClient, prefix: str) -> None:
