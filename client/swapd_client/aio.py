@@ -18,7 +18,7 @@ from swapd_client import rejoining
 from swapd_client.cancellation import cancellable, in_thread
 from swapd_client.checks import Uncopied, check_seconds
 from swapd_client.client import Client, restore_models
-from swapd_client.errors import DaemonGone, SwapdError
+from swapd_client.errors import DaemonGone, InvalidArgument, SwapdError
 from swapd_client.faults import explain_if
 from swapd_client.finalizers import close_when_collected
 from swapd_client.interrupts import to_its_end
@@ -296,6 +296,7 @@ class AsyncLeasing:
         self, request: protocol.AnyRequest, timeout_s: float | None = None
     ) -> protocol.AnyReply:
         """As `Leasing.call`."""
+        self._check_loop()
         check_seconds(timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
@@ -305,8 +306,16 @@ class AsyncLeasing:
                 raise
             raise self.session.lifeline.not_answering(timeout_s) from exc
 
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidArgument(
+                "this client is of another event loop: each loop needs its own connect_async(), "
+                "and each asyncio.run() makes a new loop"
+            )
+
     async def acquire(self, asked: LeaseRequest) -> AsyncLease:
         """As `Leasing.acquire`, for the running task."""
+        self._check_loop()
         trace = self._blocking.tracing.begin(asked.names)
         with trace or nullcontext():
             return await self._acquire(asked, trace)

@@ -87,6 +87,25 @@ async def test_a_lease_that_was_awaited_may_be_held_by_async_with_too() -> None:
                 pass
 
 
+async def test_a_client_of_another_loop_says_so_and_may_be_closed() -> None:
+    async def made(folder: Path) -> swapd_client.AsyncClient:
+        client = await swapd_client.connect_async(folder)
+        await client.register("a", {"x": b"here"})
+        return client
+
+    with spawn.daemon(budget="16MiB") as daemon:
+        client = await asyncio.to_thread(asyncio.run, made(daemon.folder))
+        calls = client.status, lambda: client.acquire("a"), lambda: client.unregister("a")
+        for call in calls:
+            with pytest.raises(InvalidArgument, match=r"of another event loop: each loop needs"):
+                await call()
+        async with await swapd_client.connect_async(daemon.folder) as other:
+            async with other.acquire("a"):
+                pass
+            await client.close()
+            assert not (await other.status()).components
+
+
 async def test_orders_reach_the_daemon_and_so_do_their_errors_the_task() -> None:
     with spawn.daemon(budget="16MiB") as daemon:
         async with await swapd_client.connect_async(daemon.folder) as client:
