@@ -370,6 +370,11 @@ def test_new_blocks_are_streamed_in_the_places_of_those_that_went(
             del model.blocks[1]
             expected = model(X)
             attachment.refresh()
+        model.blocks = seeded(Dit, 16).blocks[10:]
+        expected = model(X)
+        attachment.refresh()
+        assert "28.02 MiB, streamed in 6 blocks" in str(attachment)
+        assert torch.equal(model(X), expected)
         with pytest.raises(TooLarge), attachment.use("dit"):
             pass
         assert torch.equal(lost(X), of_it)

@@ -19,6 +19,7 @@ from swapd_client.offload import hooks, ownership, search, strategy, tools
 from swapd_client.offload.arguments import Arguments
 from swapd_client.offload.attach_barrier import without_calls
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attachment, take_back_if_dropped
+from swapd_client.offload.fitting import refuse_what_never_fits
 from swapd_client.offload.holdables import (
     AttachedComponent,
     BlockHold,
@@ -29,12 +30,7 @@ from swapd_client.offload.hooks import BlockHooks
 from swapd_client.offload.installation import Installer, entrances, methods_of
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.private import PrivateBytes, Trained, staying, trained_of
-from swapd_client.offload.registering import (
-    Registration,
-    refuse_what_never_fits,
-    stream_of,
-    warn_of_registered,
-)
+from swapd_client.offload.registering import Registration, stream_of, warn_of_registered
 from swapd_client.offload.scope import ComponentHold
 from swapd_client.offload.search import ComponentModule
 from swapd_client.offload.strategy import Kind, Sharing

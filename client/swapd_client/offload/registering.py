@@ -9,7 +9,7 @@ import torch
 from torch.nn import Module, ModuleList
 
 from swapd.shared import protocol, vm
-from swapd_client.errors import DuplicateName, InvalidSource, SwapdError, TooLarge
+from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
 from swapd_client.log import log
 from swapd_client.memory import dlpack
 from swapd_client.memory.component import Component
@@ -17,7 +17,7 @@ from swapd_client.memory.movable import nbytes_of
 from swapd_client.memory.tensors import Buffers
 from swapd_client.offload import ownership, private, search
 from swapd_client.offload.blocks import ModelBlock, blocks_of, finer
-from swapd_client.offload.holdables import AttachedComponent, PassHold, StreamedComponent
+from swapd_client.offload.holdables import StreamedComponent
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.ownership import Ownership, TensorGroup
 from swapd_client.offload.search import ComponentModule
@@ -164,20 +164,25 @@ class Registration:
 
     def _left(self, one: ComponentModule) -> _Blocks:
         """Return the blocks that are streamed, and that the component still has."""
-        before, here = self.before.get(one.name), set(one.module.modules())
+        before, here = self.before[one.name], set(one.module.modules())
+        named = zip(before.stream.parts, before.blocks, strict=True)
         known = self.client.session.components
-        named = zip(before.stream.parts, before.blocks, strict=True) if before else ()
         return {p: modules for p, modules in named if p in known and not here.isdisjoint(modules)}
+
+    def _used(self, one: ComponentModule) -> list[str]:
+        """Return the parts of what was streamed that the component still uses."""
+        before, used = self.before.get(one.name), self.owned.made_of[one.name]
+        return [part for part in before.stream.everything if part in used] if before else []
 
     def _new_blocks(self, piece: TensorGroup, one: ComponentModule) -> bool:
         """Register blocks that a streamed component has got, and take them out of `piece`.
 
         Returns whether that was all of it.
         """
-        if not (left := self._left(one)):
+        if not (used := self._used(one)):  # another module
             return False
         session, family = self.client.session, self.before[one.name].stream.family
-        old = set(itertools.chain.from_iterable(left.values()))
+        old = set(itertools.chain.from_iterable(self._left(one).values()))
         least, given = session.welcome.chunk_bytes, self.hows[one.name].blocks
         blocks = blocks_of(search.bare(one.module), given, least)
         new = [block for block in blocks if old.isdisjoint(block.modules)]
@@ -191,7 +196,7 @@ class Registration:
         }
         if not found:
             return False
-        alike = session.own(next(iter(left)))
+        alike = session.own(used[0])
         self._made[piece] = self.client.register_family(
             family,
             {name: part for name, (_, part) in found.items()},
@@ -213,13 +218,13 @@ class Registration:
 
     def _stream_on(self, one: ComponentModule) -> None:
         """Go on streaming what was streamed before, with its new blocks and without lost ones."""
-        blocks = self._left(one)
-        if not blocks or one.name in self.streamed:
+        if one.name in self.streamed or one.name not in self.before:
             return
-        before = self.before[one.name]
+        before, blocks = self.before[one.name], self._left(one)
         if len(blocks) < len(before.blocks) or one.name in self._new:
             place = {module: number for number, module in enumerate(one.module.modules())}
-            blocks |= self._new.get(one.name, {})
+            if not (blocks := blocks | self._new.get(one.name, {})):
+                return
             names = sorted(blocks, key=lambda p: min(place[m] for m in blocks[p] if m in place))
             family, rest = before.stream.family, before.stream.rest
             stream = Stream(self.client, family, rest, names, has_lost=True)
@@ -327,73 +332,3 @@ def warn_of_registered(
                 others[0].policy,
                 others[0].part_of or others[0].name,
             )
-
-
-def refuse_what_never_fits(
-    client: AttachClient, components: Mapping[str, AttachedComponent], staying: Sequence[str]
-) -> None:
-    """Raise TooLarge for a component whose first call would be refused; warn if later ones may be.
-
-    `staying`: names in the daemon of components that are never evicted.
-    """
-    for one in components.values():
-        needed = _needed(client, one)
-        if len(needed) > 1 and (refused := _refused(client, needed)) is not None:
-            raise TooLarge(f"{refused}. {_advice(one, needed)}") from refused
-        _warn_of_permanent(client, one, needed, staying)
-        modules = set(one.module.modules()) - {one.module}
-        for inner in [other for other in components.values() if other.module in modules]:
-            both = dict.fromkeys([*needed, *_needed(client, inner)])
-            if (refused := _refused(client, list(both))) is not None:
-                log.warning(
-                    "%r is in %r, and a call that comes from there will be refused, as it needs "
-                    "both on the device: %s. Attach the outer one alone, or stream it",
-                    inner.name,
-                    one.name,
-                    refused,
-                )
-
-
-def _warn_of_permanent(
-    client: AttachClient, one: AttachedComponent, needed: Sequence[str], staying: Sequence[str]
-) -> None:
-    beside = [name for name in staying if name not in needed]
-    if needed and beside and (refused := _refused(client, [*needed, *beside])) is not None:
-        log.warning(
-            "with the permanent components on the device (%s), a call of %r will be refused: %s",
-            ", ".join(beside),
-            one.name,
-            refused,
-        )
-
-
-def _needed(client: AttachClient, one: AttachedComponent) -> list[str]:
-    names = list(one.all_of_it.names)
-    if not isinstance(one.held, PassHold):
-        return names
-    stream = one.held.stream
-    largest = max(stream.parts, key=lambda part: client.session.own(part).nbytes)
-    return [name for name in names if name not in stream.parts or name == largest]
-
-
-def _refused(client: AttachClient, names: Sequence[str]) -> TooLarge | None:
-    try:
-        client.forecast(*names)
-    except TooLarge as exc:
-        return exc
-    except SwapdError:  # the acquire will raise it
-        pass
-    return None
-
-
-def _advice(one: AttachedComponent, needed: Sequence[str]) -> str:
-    if isinstance(one.held, PassHold):
-        return (
-            f"{one.name!r} is streamed, and needs one block and all tensors outside the blocks at "
-            "once: name more, or smaller ones, in blocks="
-        )
-    return (
-        f"{one.name!r} is made of {', '.join(needed)}, which it needs at once: tensors that others "
-        "use too, and later ones, are components of their own. detach() and attach() again to "
-        "join later tensors; attach components that share tensors as one"
-    )
