@@ -251,6 +251,9 @@ class Lease(BaseLease):
         try:
             if not self.held:
                 return
+            if self.ref() is None:  # garbage, in a finalizer: the cache ends the lease, if not yet
+                self.held = False
+                return
             record, giving_back = self._record, self._giving_back
             told, cache, key = giving_back.told, giving_back.cache, self.key
             record.since = monotonic()

@@ -15,7 +15,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import Client, ClientClosed
+from swapd_client import Client, ClientClosed, Lease
 from swapd_client.memory.component import Component
 from swapd_client.registration import refuse_in_use
 from swapd_client.session.channel import Channel
@@ -89,6 +89,30 @@ def test_a_lease_ends_when_its_object_is_collected() -> None:
             with swapd_client.connect(daemon.folder) as other:
                 while leases(other):  # though nobody asks anything of `client`
                     pass
+
+
+def test_a_finalizer_that_releases_its_lease_ends_no_lease_of_another() -> None:
+    """The collector has cleared the reference to the lease then, and another object may hold it."""
+    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        client.register("a", {"x": b"a"})
+        again: list[Lease] = []
+
+        class Owner:
+            def __init__(self) -> None:
+                self.lease = client.acquire("a")
+                self.itself = self
+
+            def __del__(self) -> None:
+                again.append(client.acquire("a"))
+                self.lease.release()
+
+        Owner()
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+            gc.collect()
+        (lease,) = again
+        assert leases(client) == 1
+        lease.release()
+        assert leases(client) == 0
 
 
 def forked(client: Client, *more: Callable[[], object]) -> int:
