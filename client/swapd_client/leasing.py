@@ -8,10 +8,11 @@ state of a lease, `lease_returns.py` its end.
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Collection
 from contextlib import nullcontext, suppress
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from swapd.shared import protocol
 from swapd_client import cross_deadlock
@@ -41,6 +42,11 @@ from swapd_client.tracing import Trace, Tracing
 from swapd_client.wait_forecasts import WaitForecasts
 
 
+class ReadsAhead(Protocol):
+    def drop_ahead(self) -> None:
+        """Release what was asked for ahead: the thread waits for what may need its room."""
+
+
 class Leasing:
     """The requests and leases of one client's threads. Thread-safe; a lease may end in any thread.
 
@@ -54,6 +60,13 @@ class Leasing:
         self.giving_back = LeaseReturns(session, factory, self.cache)
         self.factory = factory
         self._numbers = itertools.count()
+        self._local = threading.local()
+
+    @property
+    def readers(self) -> "weakref.WeakSet[ReadsAhead]":
+        """What reads ahead in this thread, and stops it if an acquire of the thread has to wait."""
+        own: weakref.WeakSet[ReadsAhead] = vars(self._local).setdefault("own", weakref.WeakSet())
+        return own
 
     # --- requests ------------------------------------------------------------------------
 
@@ -283,6 +296,8 @@ class Leasing:
             )
 
         def look() -> None:
+            for one in self.readers:
+                one.drop_ahead()
             cross_deadlock.look(cross_deadlock.Wait(self.factory, cache, request, asked.names))
             if telling is not None:
                 telling.look()

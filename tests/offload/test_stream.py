@@ -337,6 +337,19 @@ def test_a_thread_that_holds_something_else_is_told_of_a_deadlock() -> None:
         model.forward()
 
 
+@pytest.mark.parametrize("needed", [1, 3])
+def test_what_is_read_ahead_is_given_up_for_what_the_thread_waits_for(needed: int) -> None:
+    with swapd(4) as client:
+        model = family(client, 2, chunks=2)  # the first fits beside the rest, and the second waits
+        client.register("a", {"x": bytes_of("a", needed * BLOCK)})
+        model.stream.here().enter()
+        client.acquire("a", timeout=60).release()
+        for part in range(2):
+            model.run(part)
+        model.stream.here().leave()
+        assert model.held() == []
+
+
 def line_of(worker: "subprocess.Popen[str]") -> str:
     assert worker.stdout
     return worker.stdout.readline()

@@ -5,7 +5,8 @@ time, in use or in transfer. When a part is needed, the stream requests the next
 
 A thread never waits while it holds parts that it only read ahead: two such threads could wait for
 each other. If a request ahead has no grant when its part is needed, the thread releases all other
-parts read ahead, and replaces the request by an ordinary one that waits.
+parts read ahead, and replaces the request by an ordinary one that waits. The same holds for any
+other acquire of the thread in the middle of a pass, once it has waited for a moment.
 """
 
 import os
@@ -125,6 +126,7 @@ class StreamPass:
         #: Leases of released parts whose GPU work may not be done, oldest first.
         self._ending: list[int] = []
         self._hinted = False
+        self.leasing.readers.add(self)
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
         # the thread ended in the middle of a pass
@@ -315,6 +317,10 @@ class StreamPass:
 
     def _held(self) -> list[Lease]:
         return [*self._used.values(), *([] if self._rest is None else [self._rest])]
+
+    def drop_ahead(self) -> None:
+        for part in list(self._ahead):
+            self._drop_ahead(part)
 
     def _drop_ahead(self, part: int) -> None:
         asked = self._ahead[part]
