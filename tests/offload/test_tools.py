@@ -109,6 +109,7 @@ def newly_normed(model: Layers) -> None:
 
 def parametrized(model: Layers) -> None:
     parametrizations.weight_norm(model.conv)
+    parametrizations.spectral_norm(model.linear)  # its original is the weight itself
 
 
 @pytest.mark.parametrize(

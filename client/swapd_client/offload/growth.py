@@ -20,7 +20,7 @@ from torch.nn.modules import module as torchs
 from swapd.shared.system import process_lock
 from swapd_client.errors import NotWhileAttached
 from swapd_client.log import log
-from swapd_client.offload import tools
+from swapd_client.offload import guards, tools
 from swapd_client.offload.copies import ToUndo
 from swapd_client.offload.dynamo import uncompiled
 from swapd_client.offload.ownership import components_at, own_parameters
@@ -86,6 +86,7 @@ def rest() -> None:
 def _note(module: Module, new: object) -> None:
     tools.look()
     _refuse(module, new)
+    guards.follow(module, new)
     if new is not None:
         for growth in tuple(_watched.get(module, ())):
             growth.changed = True

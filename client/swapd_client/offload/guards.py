@@ -46,17 +46,29 @@ def guard(module: Module, weights: ComponentWeights, to_undo: ToUndo) -> None:
 
     Give the whole model: then tied tensors stay tied in copies, and a refused move moves nothing.
     """
-    modules = list(module.modules())
 
     def undo() -> None:
         _guarded.pop(weights, None)
-        for one in filter(None, map(guard_of, modules)):
+        for one in filter(None, map(guard_of, weights.guarded)):
             one.forget(weights)
 
     to_undo(undo)
-    for one in modules:
-        (guard_of(one) or Guard(one)).weights.append(weights)
+    _guard(module, weights)
     _guarded[weights] = None
+
+
+def follow(module: Module, new: object) -> None:
+    """Guard a module that a guarded one has gained: it may have tensors of the other's."""
+    its = guard_of(module)
+    if its is not None and isinstance(new, Module):
+        for weights in list(its.weights):
+            _guard(new, weights)
+
+
+def _guard(module: Module, weights: ComponentWeights) -> None:
+    for one in module.modules():
+        weights.guarded.append(one)  # first: an interrupt may come in between
+        (guard_of(one) or Guard(one)).weights.append(weights)
 
 
 def _living() -> list[ComponentWeights]:

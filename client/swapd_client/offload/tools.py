@@ -66,6 +66,7 @@ TOOLS: Mapping[tuple[str, str], Mapping[str, Run]] = {
     ("torch._tensor", "Tensor"): {"__deepcopy__": _copy},
     ("torch.nn.init", ""): {"*_": _write},
     ("torch.nn.utils.fusion", ""): {"fuse_*_weights": _write},
+    ("torch.nn.utils.parametrizations", ""): {"spectral_norm": _write, "orthogonal": _write},
     ("torch.nn.utils.parametrize", ""): {"re*_parametrization*": _write},
     ("torch.nn.utils.prune", ""): {"global_unstructured": _write},
     ("torch.nn.utils.prune", "BasePruningMethod"): {"apply": _write, "remove": _write},

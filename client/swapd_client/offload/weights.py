@@ -85,6 +85,8 @@ class ComponentWeights:
         `inside`: the modules in the component; None: all that are guarded for it.
         """
         self.name = name
+        #: Modules that have, or may get, its tensors.
+        self.guarded: list[torch.nn.Module] = []
         self._inside = inside
         self._client = client
         self._components = sorted(components, key=lambda part: part.address)
