@@ -5,18 +5,22 @@ vllm-omni's own executor, worker and runner; only the platform and the pipeline 
 
 import hashlib
 import sys
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from tests.vllm.engine import Program
 
 PIPELINE = "tests.vllm.toy_pipeline.ToyPipeline"
 
 
-class Diffusion:
+class Diffusion(Program):
     """One stage. Its methods return values for JSON."""
 
     def __init__(self) -> None:
         self._config: Any = None
         self._executor: Any = None
+        self._read: list[str] = []
 
     def configured(self, pipeline: str, path: str, model: str) -> dict[str, Any]:
         """vllm-omni's configuration of a deploy file's first stage, before a worker sees it."""
@@ -45,10 +49,19 @@ class Diffusion:
         """Build the stage. `known`: the pipeline is one of vllm-omni's own."""
         from vllm_omni.diffusion.data import OmniDiffusionConfig
         from vllm_omni.diffusion.executor.abstract import DiffusionExecutor
+        from vllm_omni.diffusion.model_loader.diffusers_loader import DiffusersPipelineLoader
         from vllm_omni.plugins import load_omni_general_plugins
 
         from swapd_client.vllm.cpu import keep_weights
 
+        weights = DiffusersPipelineLoader._get_weights_iterator
+
+        def counted(*given: Any, **more: Any) -> Iterator[tuple[str, Any]]:
+            for name, tensor in weights(*given, **more):
+                self._read.append(name)
+                yield name, tensor
+
+        DiffusersPipelineLoader._get_weights_iterator = counted
         load_omni_general_plugins()  # as in a stage's process
 
         keep_weights()
@@ -70,6 +83,10 @@ class Diffusion:
         if known:
             self._config.enrich_config()  # from its files, as in a stage's process
         self._executor = DiffusionExecutor.get_class(self._config)(self._config)
+
+    def tensors_read(self) -> int:
+        """How many vllm-omni's loader has read from files."""
+        return len(self._read)
 
     def draw(self, seed: int, prompt: str = "go", lora: str = "") -> str:
         """Make a request, with the adapter in folder `lora`; returns a digest of its picture."""

@@ -1,7 +1,7 @@
 """The arguments of `Client.attach`, as checked before anything is done."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,17 +16,17 @@ from swapd_client.offload.strategy import Kind
 
 @dataclass(frozen=True)
 class Arguments:
-    components: Sequence[str] | None
-    settings: OffloadSettings | None
-    prefix: str
-    policy: Policy
-    resident: int | str | Mapping[str, int | str] | None
-    blocks: Sequence[str] | Mapping[str, Sequence[str]] | None
-    wrap_methods: Methods
-    extra_tensors: Sequence[str]
-    kinds: Mapping[str, Kind]
-    stay: Sequence[str]
-    trainable: Trainable
+    components: Sequence[str] | None = None
+    settings: OffloadSettings | None = None
+    prefix: str = ""
+    policy: Policy = "lru"
+    resident: int | str | Mapping[str, int | str] | None = None
+    blocks: Sequence[str] | Mapping[str, Sequence[str]] | None = None
+    wrap_methods: Methods = ()
+    extra_tensors: Sequence[str] = ()
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    stay: Sequence[str] = ()
+    trainable: Trainable = None
 
 
 def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:

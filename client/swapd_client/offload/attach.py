@@ -30,20 +30,28 @@ from swapd_client.offload.hooks import BlockHooks
 from swapd_client.offload.installation import Installer, entrances, methods_of
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.private import PrivateBytes, Trained, staying, trained_of
-from swapd_client.offload.registering import Registration, stream_of, warn_of_registered
+from swapd_client.offload.registering import (
+    Registration,
+    ToSource,
+    stream_of,
+    warn_of_registered,
+)
 from swapd_client.offload.scope import ComponentHold
 from swapd_client.offload.search import ComponentModule
 from swapd_client.offload.strategy import Kind, Sharing
 
 
-def attach(client: AttachClient, model: object, arguments: Arguments) -> Attachment:
+def attach(
+    client: AttachClient, model: object, arguments: Arguments, source: ToSource = dict
+) -> Attachment:
+    """As `Client.attach`. `source` makes the source of each new component, of its tensors."""
     attachment = Attachment(client, arguments.prefix)
     try:
         try:
-            _attach(client, model, arguments, attachment)
+            _attach(client, model, arguments, attachment, source)
         except DuplicateName:
             finalizers.settle()  # the name may belong to a dead model
-            _attach(client, model, arguments, attachment)
+            _attach(client, model, arguments, attachment, source)
         return attachment
     except Exception:
         raise
@@ -54,14 +62,18 @@ def attach(client: AttachClient, model: object, arguments: Arguments) -> Attachm
 
 
 def _attach(
-    client: AttachClient, model: object, arguments: Arguments, attachment: Attachment
+    client: AttachClient,
+    model: object,
+    arguments: Arguments,
+    attachment: Attachment,
+    source: ToSource,
 ) -> None:
     def run() -> None:
         again = _Attaching(client, model, arguments, attachment)
         again.without_calls(again.run)
 
     with ONE_AT_A_TIME:
-        attaching = _Attaching(client, model, arguments, attachment)
+        attaching = _Attaching(client, model, arguments, attachment, source)
         attaching.refuse_attached()
         attaching.without_calls(attaching.run_or_undo)
         attachment._again = run
@@ -72,10 +84,16 @@ def _attach(
 
 class _Attaching:
     def __init__(
-        self, client: AttachClient, model: object, arguments: Arguments, attachment: Attachment
+        self,
+        client: AttachClient,
+        model: object,
+        arguments: Arguments,
+        attachment: Attachment,
+        source: ToSource = dict,
     ) -> None:
         self._client = client
         self._arguments = arguments
+        self._source = source
         self._attachment = attachment
         self._roots = search.roots_of(model)
         search.refuse_hooked(self._roots)
@@ -230,6 +248,7 @@ class _Attaching:
             self._called,
             self._starts,
             self._attachment.streamed,
+            self._source,
         )
         self._made.run(self._found, self._trained, self._attachment.registered)
 

@@ -14,6 +14,7 @@ from swapd_client.log import log
 from swapd_client.memory import dlpack
 from swapd_client.memory.component import Component
 from swapd_client.memory.movable import nbytes_of
+from swapd_client.memory.sources import Source
 from swapd_client.memory.tensors import Buffers
 from swapd_client.offload import ownership, private, search
 from swapd_client.offload.blocks import ModelBlock, blocks_of, finer
@@ -25,6 +26,8 @@ from swapd_client.offload.strategy import Sharing
 from swapd_client.offload.stream import Stream
 from swapd_client.registration import unregister
 
+#: Makes the source of a component of its tensors.
+ToSource = Callable[[Mapping[str, torch.Tensor]], Source]
 #: The modules of blocks, by the name of their part in the daemon.
 _Blocks = dict[str, tuple[Module, ...]]
 
@@ -41,6 +44,7 @@ class Registration:
     stops: Iterable[int]
     #: What an earlier registration of the model streams.
     before: Mapping[str, StreamedComponent]
+    source: ToSource
     #: By piece, so that `_take_back` knows them after an interrupt.
     _made: dict[TensorGroup, list[Component]] = field(default_factory=dict, init=False)
     streamed: dict[str, StreamedComponent] = field(default_factory=dict, init=False)
@@ -131,7 +135,9 @@ class Registration:
         group = self._group if how.is_exclusive else None
         of = self.called(how.part_of) if how.part_of else ""
         self._made.setdefault(piece, []).append(
-            self.client.register(called, piece.tensors, policy=how.policy, group=group, part_of=of)
+            self.client.register(
+                called, self.source(piece.tensors), policy=how.policy, group=group, part_of=of
+            )
         )
 
     def _room(self, *parts: Mapping[str, torch.Tensor]) -> int:
@@ -247,10 +253,11 @@ class Registration:
         full: Sequence[tuple[ModelBlock, Mapping[str, torch.Tensor]]],
     ) -> None:
         parts = {protocol.REST: rest} if rest else {}
+        parts |= {block.name: part for block, part in full}
         try:
             self._made[piece] = self.client.register_family(
                 self.called(piece.name),
-                parts | {block.name: part for block, part in full},
+                {name: self.source(part) for name, part in parts.items()},
                 policy=how.policy,
                 group=self._group if how.is_exclusive else None,
                 resident=how.resident,

@@ -3,10 +3,10 @@
 vllm-omni puts it before its own worker class in the MRO.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 from vllm_omni.diffusion.distributed.parallel_state import get_world_group
@@ -17,8 +17,11 @@ from vllm_omni.diffusion.worker.diffusion_worker import (
 )
 
 from swapd.shared import config
+from swapd_client.log import log
+from swapd_client.offload.registering import ToSource
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm import checkpoint, gpus, refusals, register, versions
+from swapd_client.vllm.kept_pipeline import KeptPipeline
 from swapd_client.vllm.options import Options, take_over
 from swapd_client.vllm.pipeline import Components, WholePipeline, as_whole
 from swapd_client.vllm.refusals import Unsupported
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
         ...
 else:
     _Above = CustomPipelineWorkerExtension
+
+T = TypeVar("T")
 
 
 class _Swapd:
@@ -68,6 +73,9 @@ class _Swapd:
         self._start = StartTurn(name, gpus.folder_of(options.endpoint, gpu, worker.rank))
         self._share = share
         self.weights: Components | WholePipeline | None = None
+        self.kept: KeptPipeline | None = None
+        #: vllm-omni's own loading.
+        self.load: Callable[[], None] = lambda: None
         #: The workspace lease and the turn to start, while the stage loads.
         self.loading = ExitStack()
 
@@ -77,14 +85,39 @@ class _Swapd:
         self._start.begin(self._share)
         self.loading.enter_context(self.stage.memory.loading(nbytes))
 
+    def load_unread(self, worker: Any) -> None:
+        """Load the pipeline without what the daemon has kept of it."""
+        name = self.stage.name
+        self.kept = None if self.whole else KeptPipeline.of(name, worker, self.stage.client.status)
+        with nullcontext() if self.kept is None else self.kept.loading():
+            self.load()
+
+    def or_read(self, worker: Any, do: Callable[[], T], again: Callable[[], T]) -> T:
+        """Return `do()`, or else `again()`, which loads the pipeline once more, and reads it."""
+        try:
+            return do()
+        except Exception as exc:  # also of what processes memory that nobody has written to
+            if self.kept is None or not self.kept.is_unread:
+                raise
+            log.warning("%s reads its files after all: %r", self.stage.name, exc)
+        # not in the handler, whose traceback keeps the pipeline: a GPU may have no room for two
+        self.kept = worker.model_runner.pipeline = None
+        return again()
+
     def take(self, pipeline: Any) -> int:
         def take(outside: Mapping[str, Tensor], aliases: Sequence[Tensor]) -> int:
             if self.whole:
                 self.weights = WholePipeline(self.stage, pipeline, outside, aliases)
             else:
-                self.weights = Components(self.stage, self.options, pipeline, _kinds(pipeline))
+                kinds = _kinds(pipeline)
+                self.weights = Components(self.stage, self.options, pipeline, kinds, source)
             return self.weights.nbytes
 
+        source: ToSource = dict
+        if self.kept is not None:
+            source = self.kept.source(self.stage.client.session.processor)
+            if self.kept.is_unread:
+                return self._moving.move_unread({"": pipeline}, take)
         # only requests run a pipeline, so its linear layers are called one by one
         moved = self._moving.move({"": pipeline}, take, lambda: None)
         self._moving.warn_of_rest(self._moving.held, moved)
@@ -131,9 +164,10 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
             self._swapd = _Swapd(self)
         swapd = self._swapd
         nbytes = _load_bytes(self.od_config, swapd.options)
+        swapd.load = partial(super().load_model, *args, **kwargs)
         try:
             swapd.begin_loading(nbytes)
-            super().load_model(*args, **kwargs)
+            swapd.or_read(self, partial(swapd.load_unread, self), swapd.load)
         except BaseException:
             swapd.loading.close()
             raise
@@ -144,12 +178,19 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
         """Move the weights into swapd once the last step of loading may have merged LoRAs."""
         swapd = self._swapd
         assert swapd is not None
+        runner, above = self.model_runner, super().init_lora_manager
+
+        def load_again() -> int:
+            swapd.load()
+            above()
+            return swapd.take(runner.pipeline)
+
         with swapd.loading:
-            super().init_lora_manager()
-            runner = self.model_runner
+            above()
             if runner.pipeline is None or swapd.weights is not None:
                 return
-            moved = swapd.take(runner.pipeline)
+            moved = swapd.or_read(self, lambda: swapd.take(runner.pipeline), load_again)
+            swapd.kept = None
             # vllm-omni subtracts this from the memory it may use; these bytes are in swapd's
             # --budget instead
             runner.model_memory_usage = max(runner.model_memory_usage - moved, 0)

@@ -63,7 +63,7 @@ class _Walk:
     def through(self, thing: Any, deep: int = 0) -> None:
         kind, note = type(thing), self._said.append
         if kind not in self._kinds:
-            self._kinds[kind] = f"{kind.__module__}.{kind.__qualname__} {_source_of(kind)}"
+            self._kinds[kind] = f"{kind.__module__}.{kind.__qualname__} {source_of(kind)}"
         note(self._kinds[kind])
         if kind in _VALUES or isinstance(thing, _VALUES_TOO):
             return note(repr(thing))
@@ -125,7 +125,7 @@ def hashed(data: Buffer) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def _source_of(kind: type) -> str:
+def source_of(kind: type) -> str:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if file is None or not issubclass(kind, Module):
         return ""

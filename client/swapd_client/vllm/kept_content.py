@@ -28,6 +28,7 @@ class Content(NamedTuple):
     is_unread: bool
 
     def layout_of(self, tensors: Tensors, parts: int, processor: Any) -> "KeptLayout":
+        """`parts`: the components of the model have at least so many such layouts together."""
         name = f"{prefix(self.key, self.loaded)}{self.processed}:{parts}"
         layout = KeptLayout(tensors, gpu=processor.index, fetch=processor.fetch)
         layout.name, layout.is_unread = name, self.is_unread
@@ -38,10 +39,14 @@ def prefix(key: str, loaded: str) -> str:
     return f"stage:{key}:{loaded}:"
 
 
+def has_any(kept: Iterable[KeptStatus], key: str) -> bool:
+    return any(one.content.startswith(f"stage:{key}:") for one in kept)
+
+
 def has_all(kept: Iterable[KeptStatus], key: str, loaded: str) -> bool:
     found = Counter(one.content for one in kept)
     mine = (name for name in found if name.startswith(prefix(key, loaded)))
-    return any(found[name] == int(name.rpartition(":")[2]) for name in mine)
+    return any(found[name] >= int(name.rpartition(":")[2]) for name in mine)
 
 
 class KeptLayout(TensorLayout, Ready):

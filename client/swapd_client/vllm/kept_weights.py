@@ -193,6 +193,11 @@ def _problem_with(model: Module) -> str | None:
     kind = type(model)
     if not kind.__module__.startswith(_MODELS) or getattr(model, "secondary_weights", None):
         return f"{kind.__module__}.{kind.__qualname__} may read other files"
+    return unfit(model)
+
+
+def unfit(model: Module) -> str | None:
+    """Return which layer would not be complete without its processing."""
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
         if isinstance(method, QuantizeMethodBase) and not method.supports_pre_processed_weights:
@@ -210,19 +215,26 @@ def key_of(worker: Any) -> str:
     if () in models:
         return ""
     made_from = (
-        READER,
-        swapd_client.__version__,
-        {name: getattr(sys.modules.get(name), "__version__", "") for name in _PACKAGES},
-        f"{type(worker).__module__}.{type(worker).__qualname__}",
-        *(worker.rank, _device(worker.device)),
+        *machine(worker),
         *(repr(getattr(config.parallel_config, name)) for name in _RANKS),
         *models,
         *(repr(config.load_config), repr(getattr(config, "kernel_config", None))),
         repr(config.lora_config),
         {name: value for name, value in config.additional_config.items() if name != KEY},
-        sorted((name, repr(value)) for name, value in envs.compile_factors().items()),
     )
     return hashed(repr(made_from).encode())
+
+
+def machine(worker: Any) -> tuple[object, ...]:
+    """Return what makes weights beside a model's files and settings."""
+    return (
+        READER,
+        swapd_client.__version__,
+        {name: getattr(sys.modules.get(name), "__version__", "") for name in _PACKAGES},
+        f"{type(worker).__module__}.{type(worker).__qualname__}",
+        *(worker.rank, _device(worker.device)),
+        sorted((name, repr(value)) for name, value in envs.compile_factors().items()),
+    )
 
 
 def _models(config: Any) -> list[Any]:
@@ -234,7 +246,7 @@ def _models(config: Any) -> list[Any]:
 
 def _made_from(config: Any, model: Any) -> tuple[object, ...]:
     """Return what one model is made from; () if its files may change, or are in no folder now."""
-    if not (files := _files(folder_in(config, model))):
+    if not (files := files_in(folder_in(config, model))):
         return ()
     return (
         *(model.model, model.revision, model.code_revision, str(model.dtype)),
@@ -258,7 +270,7 @@ def _device(device: torch.device) -> str:
     return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _files(folder: Path | None) -> list[tuple[str, tuple[int, ...]]]:
+def files_in(folder: Path | None) -> list[tuple[str, tuple[int, ...]]]:
     """Return path and identity of all files; none shortly after one of them was written."""
     found, settled = [], True
     for where, _, names in os.walk(folder or "", followlinks=True):

@@ -21,7 +21,10 @@ from swapd_client.errors import (
 )
 from swapd_client.log import log
 from swapd_client.offload import search
+from swapd_client.offload.arguments import Arguments, checked
+from swapd_client.offload.attach import attach
 from swapd_client.offload.attachment import Attachment
+from swapd_client.offload.registering import ToSource
 from swapd_client.offload.scope import kept_between_calls
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm.options import Options
@@ -48,9 +51,14 @@ class Components:
     """Each component by itself, loaded by hooks around its calls."""
 
     def __init__(
-        self, stage: Stage, options: Options, pipeline: Module, kinds: Mapping[str, Kind]
+        self,
+        stage: Stage,
+        options: Options,
+        pipeline: Module,
+        kinds: Mapping[str, Kind],
+        source: ToSource = dict,
     ) -> None:
-        """Move the weights into swapd. Blocks for the copies.
+        """Move the weights into swapd. Blocks for the copies. `source`: as of `attach`.
 
         Raises: InvalidArgument, and as `Client.attach`; then the pipeline is unchanged.
         """
@@ -63,7 +71,7 @@ class Components:
         self._stay = stay = _stay(stage.name, names, options)
         # the next daemon gets them from private memory: a model has one client's hooks at a time
         stage.connection.wait_s = 0.0
-        self._attachment = self._attach(stage.client)
+        self._attachment = self._attach(stage.client, source)
         try:
             session = stage.client.session.welcome.session
             check_others(stage.client.status(), session, stage.name)
@@ -104,22 +112,22 @@ class Components:
         self._stage.components.register_again = None
         self._attachment.detach()
 
-    def _attach(self, client: Client) -> Attachment:
+    def _attach(self, client: Client, source: ToSource = dict) -> Attachment:
         names = list(self._found) or [WHOLE]
         all_stay = self._stay == names
         offload = self._options.offload
+        arguments = Arguments(
+            names,
+            settings=None if offload.mode == "off" else offload,
+            prefix=self._stage.name,
+            policy="permanent" if all_stay else "lru",
+            wrap_methods=_methods(self._found),
+            kinds={name: one.kind for name, one in self._found.items()},
+            stay=[] if all_stay else self._stay,
+            trainable=False,
+        )
         try:
-            attachment = client.attach(
-                self._pipeline,
-                names,
-                settings=None if offload.mode == "off" else offload,
-                prefix=self._stage.name,
-                policy="permanent" if all_stay else "lru",
-                wrap_methods=_methods(self._found),
-                kinds={name: one.kind for name, one in self._found.items()},
-                stay=[] if all_stay else self._stay,
-                trainable=False,
-            )
+            attachment = attach(client, self._pipeline, checked(arguments, {}), source)
         except DuplicateName as exc:
             raise DuplicateName(
                 f"{exc.__cause__ or exc}. Give this stage a name of its own: additional_config: "
