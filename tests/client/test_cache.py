@@ -17,7 +17,7 @@ import swapd_client
 from swapd import spawn
 from swapd.shared.protocol import PAST_MAX_S, Granted
 from swapd.spawn import Spawned
-from swapd_client import Client, Deadlock, Lease, Timeout
+from swapd_client import Client, Deadlock, Lease, SessionFenced, Timeout
 from swapd_client.interrupts import covered
 from swapd_client.leases.cache import Cache
 from swapd_client.leases.record import Record
@@ -168,6 +168,33 @@ def test_a_thread_that_waits_gives_way_to_another_with_what_it_keeps(client: Cli
     assert len(done) == 2
     with client.acquire("large"), pytest.raises(Deadlock):
         client.acquire("huge")
+
+
+def test_what_is_kept_of_a_session_that_is_fenced_is_no_lease_and_no_obstacle(
+    client: Client, endless: None
+) -> None:
+    keep(client, "a")
+    client.session._cut_off(SessionFenced("injected"))
+    with pytest.raises(SessionFenced):
+        client.acquire("a")
+    client.close()
+
+
+def test_a_release_that_the_daemon_cannot_read_now_is_told_later(
+    client: Client, other: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lifeline, refused = client.session.lifeline, threading.Event()
+    try_send = lifeline.try_send
+
+    def is_full(message: bytes) -> bool:
+        monkeypatch.setattr(lifeline, "try_send", try_send)
+        refused.set()
+        return False
+
+    monkeypatch.setattr(lifeline, "try_send", is_full)
+    keep(client, "a")
+    refused.wait()
+    await_none(other)
 
 
 def test_a_lease_in_a_lease_on_the_same_is_not_the_same(client: Client) -> None:

@@ -11,6 +11,7 @@ import pytest
 import swapd_client
 from swapd.shared.protocol import Forecast
 from swapd_client import AsyncClient, Client
+from swapd_client.session import channel
 from tests import served
 from tests.contents import bytes_of
 
@@ -44,6 +45,22 @@ def test_who_waits_hears_what_it_waits_for(clients: tuple[Client, Client]) -> No
     assert all(one.names == ("b",) and one.bytes_in == 10 * MIB for one in told)
     assert all("first (session" in one.waits_for[0].why for one in told)
     assert all((one.seconds is None) == bool(one.unknown) for one in told)
+
+
+def test_it_hears_the_answer_when_that_comes(
+    clients: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when it looks for the next time."""
+    first, second = clients
+    held, ask = first.acquire("a"), channel.Channel.ask
+
+    def ask_once(of: channel.Channel, request: Any) -> None:
+        monkeypatch.setattr(channel, "STILL_MS", 3_600_000)
+        ask(of, request)
+
+    monkeypatch.setattr(channel, "STILL_MS", 1)
+    monkeypatch.setattr(channel.Channel, "ask", ask_once)
+    second.acquire("b", timeout=20, progress=lambda _: held.release()).release()
 
 
 def test_it_may_ask_the_daemon_itself_and_the_grant_is_not_lost(
