@@ -5,6 +5,8 @@ import threading
 import pytest
 
 from swapd_client import Client, Deadlock, SwapdError, connect, cross_deadlock
+from swapd_client.session import channel
+from swapd_client.session.channel import Channel, ChannelFactory
 from tests.contents import bytes_of
 from tests.guarantees.harness import MIB, Daemon, World
 
@@ -83,3 +85,25 @@ def test_threads_whose_leases_are_not_in_the_way_are_no_deadlock(
         crossing.join()
     assert not crossing.errors
     assert crossing.granted == 2
+
+
+def test_what_is_granted_to_a_thread_that_looks_for_a_deadlock_is_not_kept_from_others(
+    daemons: tuple[Daemon, Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = daemons
+    with registered(one, 4 * MIB) as a, registered(two, 4 * MIB) as b:
+        for client in (a, b):
+            client.register("big", {"data": bytearray(10 * MIB)})
+        big = [client.acquire("big") for client in (a, b)]
+
+        def looks(factory: ChannelFactory) -> Channel:
+            for lease in big:  # so both get what they wait for, and so does who asks for them
+                lease.release()
+            return Channel(factory)
+
+        monkeypatch.setattr(channel, "STILL_MS", 10)
+        monkeypatch.setattr(cross_deadlock, "PROBE_S", PATIENCE_S)
+        monkeypatch.setattr(cross_deadlock, "Channel", looks)
+        Crossing(a, b).join()
+        for client in (a, b):
+            client.unregister("y")
