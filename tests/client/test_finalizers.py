@@ -5,10 +5,12 @@ import asyncio
 import gc
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -90,6 +92,38 @@ def test_a_name_is_free_again_also_for_a_daemon_that_hears_the_request_before_th
     monkeypatch.setattr(Channel, "_ready", has_time_once_it_is_asked)
     client.register("a", {"x": b"xyz"})
     client.close()
+
+
+def test_who_awaits_what_collected_objects_left_awaits_all_of_it_or_for_so_long() -> None:
+    done: list[bool] = []
+    goes_on, session = threading.Event(), cast("Any", SimpleNamespace(forked=False))
+    for _ in range(2):
+        finalizers.when_collected(set(), session, lambda: done.append(goes_on.wait(9)))
+    finalizers.settle(0.0)
+    assert not done
+    goes_on.set()
+    finalizers.settle()
+    assert done == [True, True]
+
+
+AT_EXIT = """
+import atexit, sys
+
+def last():
+    settle()
+    with client.acquire("a"):
+        print(client.status().components[0].leases)
+
+atexit.register(last)
+from swapd_client import connect
+from swapd_client.finalizers import settle
+client = connect(sys.argv[1])
+client.register("a", {"x": b"abc"})
+"""
+
+
+def test_a_client_is_as_it_was_when_a_program_ends(folder: Path) -> None:
+    assert output_of(AT_EXIT, folder, anew=True) == "1\n"
 
 
 def test_a_lease_in_use_keeps_the_session_of_its_client(folder: Path) -> None:

@@ -78,6 +78,14 @@ def test_memory_of_its_own() -> None:
     run("with_memory_of_its_own")
 
 
+def test_memory_taken_over_is_freed_or_stays_whoever_is_granted_it_late() -> None:
+    run("taken_over")
+
+
+def test_a_range_without_bytes_is_shown_like_others() -> None:
+    run("without_bytes")
+
+
 def test_no_room_for_memory_of_its_own() -> None:
     run("without_room_for_memory_of_its_own")
 

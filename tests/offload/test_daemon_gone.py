@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import swapd_client
+from swapd.daemon.host_copies import NAME
 from swapd_client import ClientClosed, DaemonGone, NotRunning, TooLarge
 from swapd_client.memory import ranges
 from swapd_client.offload.attachment import Attachment
@@ -62,6 +64,12 @@ TO_THE_NEXT = {"_daemon_gone", "_join_next", "join_next", "_await_end"}
 
 def addresses(model: nn.Module) -> list[int]:
     return [parameter.data_ptr() for parameter in model.parameters()]
+
+
+def host_copies() -> set[int]:
+    """Those that this process has open, by inode."""
+    links = [one for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    return {one.stat().st_ino for one in links if NAME in os.readlink(one)}
 
 
 def is_right(model: nn.Module, *args: Any) -> bool:
@@ -188,6 +196,20 @@ def test_a_lost_attached_model_is_an_ordinary_one_once_its_client_is_closed(live
     assert torch.equal(large(torch.ones(2000)), wanted)
     assert addresses(large) == before
     assert lives.client.session.components == {}
+
+
+def test_a_lost_client_that_is_closed_without_its_weights_leaves_no_host_copy(
+    lives: Lives,
+) -> None:
+    before = host_copies()
+    large = nn.Linear(2000, 2000).requires_grad_(requires_grad=False)
+    lives.client.attach({"large": large})
+    lives.next(budget="2MiB")
+    with pytest.raises(TooLarge):
+        large(torch.ones(2000))
+    assert host_copies() - before
+    lives.client.close(keep=False)
+    assert not host_copies() - before
 
 
 def test_all_that_a_client_has_joins_with_the_first_call_of_one_model(lives: Lives) -> None:

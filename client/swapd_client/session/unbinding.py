@@ -102,6 +102,7 @@ class Unbinding:
 
     def _let_go(self, part: Part) -> None:
         self._processor.attempt(part.where.let_go)
+        place.forget(part.where)  # by a try to join the next daemon
         ranges.remove(part, is_gone=True)
         self._remove(part)
 

@@ -277,6 +277,31 @@ def with_memory_of_its_own() -> None:
     assert gpu.look(where) == [9, 9, 9]
 
 
+def taken_over() -> None:
+    gpu = LoneGpu()
+    gpu.send(0, 1, 2)
+    with master() as fd:
+        for stays in (False, True):
+            before = gpu.range()
+            before.make_private(fd, keep_shown=False)
+            free = gpu.free()
+            where = gpu.range(before=before)
+            if stays:
+                assert where.stay_private()
+            where.give_up_private()
+            assert gpu.free() == free + (0 if stays else 3 * CHUNK)
+            where.show(1, ((0, 3),))
+            assert gpu.look(where) == ([7, 7, 7] if stays else [0, 1, 2])
+
+
+def without_bytes() -> None:
+    where = LoneGpu().range(nbytes=0)
+    where.show(1, ())
+    assert where.is_shown(1)
+    where.let_go()
+    assert not where.shown
+
+
 def without_room_for_memory_of_its_own() -> None:
     gpu, where = sent(0, 1, 2)
     where.show(1, ((0, 3),))
