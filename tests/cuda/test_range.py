@@ -82,8 +82,12 @@ def test_memory_taken_over_is_freed_or_stays_whoever_is_granted_it_late() -> Non
     run("taken_over")
 
 
-def test_a_range_without_bytes_is_shown_like_others() -> None:
-    run("without_bytes")
+def test_of_a_range_that_is_let_go_nothing_stays_mapped() -> None:
+    run("let_go")
+
+
+def test_an_error_that_more_memory_would_not_mend_is_said_as_it_is() -> None:
+    run("refused_memory_of_its_own")
 
 
 def test_no_room_for_memory_of_its_own() -> None:

@@ -186,6 +186,7 @@ def imported_once() -> None:
         where.revoke(i)
     assert calls["adopt"] == 3
     assert calls["map"] == 3 * 20
+    assert calls["unmap"] == 20
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -294,12 +295,20 @@ def taken_over() -> None:
             assert gpu.look(where) == ([7, 7, 7] if stays else [0, 1, 2])
 
 
-def without_bytes() -> None:
-    where = LoneGpu().range(nbytes=0)
-    where.show(1, ())
-    assert where.is_shown(1)
+def let_go() -> None:
+    _, where = sent(0, 1, 2)
+    where.show(1, ((0, 3),))
     where.let_go()
     assert not where.shown
+    assert not where.on_chunks
+
+
+def refused_memory_of_its_own() -> None:
+    faults = Path(os.environ["FAKECUDA_FAULTS"])  # noqa: TID251
+    where = LoneGpu().range()
+    faults.write_text("cuMemCreate 1")
+    said = refused(DeviceFailed, where.set_memory_aside)
+    assert "CUDA_ERROR_INVALID_VALUE" in said, said
 
 
 def without_room_for_memory_of_its_own() -> None:

@@ -25,11 +25,9 @@ class LoneGpu:
         for number in range(8):
             self.make(number)
 
-    def range(
-        self, *, writable: bool = False, before: GpuRange | None = None, nbytes: int = NBYTES
-    ) -> GpuRange:
+    def range(self, *, writable: bool = False, before: GpuRange | None = None) -> GpuRange:
         """A range of three chunks; the last one is not full."""
-        return GpuRange(nbytes, self.card, writable=writable, before=before)
+        return GpuRange(NBYTES, self.card, writable=writable, before=before)
 
     def make(self, number: int) -> None:
         with self.daemon.current():
