@@ -2,6 +2,7 @@
 
 import os
 import select
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -174,6 +175,18 @@ def test_one_that_was_started_by_hand_and_does_not_serve_yet_is_waited_for(
         daemon = daemon_of(client)
     with daemon:
         assert has_ended(daemon)
+
+
+def test_one_that_has_ended_before_who_starts_it_looks_is_said_to_have_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch_another(*_: object) -> int:
+        with subprocess.Popen("true") as process:
+            return process.pid
+
+    monkeypatch.setattr(starting, "_launch", launch_another)
+    with pytest.raises(NotRunning, match="it ended at once"):
+        connect(folder, start=True)
 
 
 def test_one_that_does_not_serve_in_time_is_ended(

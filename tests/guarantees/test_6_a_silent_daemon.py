@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
@@ -121,7 +121,12 @@ async def test_an_async_client_closes_too_and_its_calls_end(world: World) -> Non
     async with client.acquire("m"):
         view[:] = WRITTEN
     with stopped(daemon):
-        for call in (client.unregister("m"), client.register("n", {"x": bytearray(8)})):
+        calls: tuple[Awaitable[object], ...] = (
+            client.acquire("m", timeout=0.0),
+            client.unregister("m"),
+            client.register("n", {"x": bytearray(8)}),
+        )
+        for call in calls:
             with pytest.raises(Timeout, match="does not answer: it is stopped"):
                 await call
         await client.close()
