@@ -86,6 +86,10 @@ def test_of_a_range_that_is_let_go_nothing_stays_mapped() -> None:
     run("let_go")
 
 
+def test_no_event_is_left_of_a_stream_that_waited_for_a_component() -> None:
+    run("waited_for_by_a_stream")
+
+
 def test_an_error_that_more_memory_would_not_mend_is_said_as_it_is() -> None:
     run("refused_memory_of_its_own")
 

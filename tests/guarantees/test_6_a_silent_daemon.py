@@ -72,6 +72,14 @@ def test_a_client_of_a_stopped_daemon_closes_and_keeps_the_latest_bytes(world: W
             assert [bytes(view) for view in views] == [WRITTEN, WRITTEN]
 
 
+def test_who_connects_in_vain_has_no_more_descriptors_than_before(world: World) -> None:
+    daemon = world.daemon()
+    before = os.listdir("/proc/self/fd")
+    with stopped(daemon), pytest.raises(Timeout):
+        connect(daemon.folder, timeout=BRIEF_S)
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_bytes_that_the_daemon_had_saved_in_part_are_kept_too(world: World) -> None:
     door = held_save.door(world.folder / "d")
     os.mkfifo(door)

@@ -9,10 +9,12 @@ from typing import Any
 
 from swapd.device.base import DeviceError
 from swapd.device.driver import Access, Driver
+from swapd.shared.board import Board, Boards
 from swapd.shared.fds import OwnedFd
 from swapd_client.errors import DeviceFailed, OutOfMemory
 from swapd_client.session import life
 from swapd_client.session.gpu.card import Card
+from swapd_client.session.gpu.streams import Doorbell
 from tests.cuda.programs.lone_gpu import CHUNK, NBYTES, LoneGpu, count, put, refused
 from tests.interrupts import interrupt, interrupts, places
 from tests.threads import started
@@ -301,6 +303,14 @@ def let_go() -> None:
     where.let_go()
     assert not where.shown
     assert not where.on_chunks
+
+
+def waited_for_by_a_stream() -> None:
+    calls = count("event", "destroy_event")
+    doorbell = Doorbell(LoneGpu().card, Board(Boards().fd))
+    assert doorbell.wait(0, 1, 0)
+    doorbell.close()
+    assert calls == {"event": 1, "destroy_event": 1}
 
 
 def refused_memory_of_its_own() -> None:
