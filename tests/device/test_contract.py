@@ -14,6 +14,7 @@ from functools import lru_cache
 import pytest
 
 from swapd.device import Device, DeviceError
+from swapd.device.driver import Driver
 from swapd.shared import vm
 from swapd.shared.protocol import Runs
 from tests.device.backends import CHUNK, PROGRAM, Backend, HostBytes
@@ -141,6 +142,18 @@ def test_nothing_is_left_of_what_a_worker_wrote_beyond_its_component(
     in_another_process(backend, device, "fill", chunk=2, writable=True)
     copy_in(device, ((2, 1),), b"tiny")
     assert copy_out(device, ((2, 1),), CHUNK) == b"tiny".ljust(CHUNK, b"\0")
+
+
+def test_a_load_zeroes_no_more_than_what_is_left_of_the_one_before(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small components in large chunks come and go at no extra cost."""
+    zeroed: list[int] = []
+    monkeypatch.setattr(vm, "zero", lambda at, nbytes: zeroed.append(nbytes))
+    monkeypatch.setattr(Driver, "zero_later", lambda self, at, nbytes, on: zeroed.append(nbytes))
+    for nbytes in (100, 100, 60, 60):
+        copy_in(device, ((2, 1),), noise(nbytes))
+    assert zeroed == [40]
 
 
 def test_nothing_is_left_of_a_copy_that_failed(device: Device) -> None:

@@ -126,6 +126,17 @@ def test_close_joins_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     vm.free(memory, 24 * CHUNK)
 
 
+def test_memory_that_the_kernel_does_not_take_is_an_error_of_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(fd: int, offset: int, nbytes: int) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(vm, "punch", full)
+    with closing(HostDevice(CHUNK, CHUNK)) as device, pytest.raises(DeviceError, match="lent"):
+        device.lend(((0, 1),))
+
+
 def test_lent_memory_that_is_not_there_any_more_is_not_taken_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

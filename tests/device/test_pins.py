@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -119,7 +120,7 @@ def test_what_is_refused_half_way_stays_pinned_up_to_there_and_can_go_on(
 def test_a_slice_waits_for_copies_and_how_far_it_is_is_told(
     driver: Driver, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pins, "YIELD_S", 60)
+    monkeypatch.setattr(pins, "YIELD_S", 3600)
     with (
         closing(Pins(driver, None, read_only=True)) as pinned,
         ThreadPoolExecutor(1) as thread,
@@ -168,6 +169,14 @@ def test_read_only_memory_is_refused_where_the_gpu_does_not_take_it(
         with pytest.raises(DeviceError, match="read-only"):
             pinned.pin(memory, SLICE, writable=False)
         pinned.pin(memory, SLICE, writable=True)
+
+
+def test_a_gpu_that_only_claims_to_take_read_only_memory_is_asked_with_a_page_that_is_freed(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Driver, "attribute", lambda self, name: 1)
+    assert not pins.takes_read_only(driver)
+    assert "memfd:swapd-probe" not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("pin", [[], [(0, 3)], [(1, 2)], [(0, 1), (2, 1)], [(0, 1), (1, 3)]])
