@@ -1,5 +1,7 @@
 """swapd pins host copies, whether or not the driver takes memory mapped read-only."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.cuda.gpu_world import MIB, World
@@ -20,6 +22,9 @@ def test_components_come_in_where_memory_that_is_read_only_is(
     assert daemon.log.count(SAYS_SO) == refuses
     worker = world.worker(daemon)
     expected = worker.register("a", 10 * MIB, seed=1)
+    maps = Path(f"/proc/{daemon.pid}/maps").read_text().splitlines()
+    modes = {line.split()[1] for line in maps if "memfd:swapd-host-copy" in line}
+    assert modes == {"rw-s" if refuses else "r--s"}
     world.fake.faults(f"{PIN} 801 pid={daemon.pid}")
     late = worker.register("b", 2 * MIB, seed=2)
     assert worker.use("a")[1] == expected

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # from then on attached modules have a forward of their own
 
 from swapd_client import Client
 from tests.guarantees.harness import Daemon
