@@ -85,6 +85,11 @@ def weights_of_all(model: Any, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def only_if_unwatched(model: Any, x: torch.Tensor) -> torch.Tensor:
+    assert _python_dispatch._get_current_dispatch_mode() is None
+    return x
+
+
 def held(module: nn.Module) -> list[str]:
     """The methods that hold something, of the modules in a model."""
     return [
@@ -173,6 +178,8 @@ def test_a_first_call_that_fails_leaves_nothing_and_the_next_is_watched(
         assert torch.equal(model(X), twin(X))  # after an interrupt, it releases what was held
         check(client, model, twin(X))
         assert held(model) == ["blocks.1.again", "blocks.2.again"]
+        model.reads = only_if_unwatched
+        model(X)
 
 
 def test_first_calls_of_several_threads_are_each_watched(client: Client) -> None:
