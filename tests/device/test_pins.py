@@ -120,7 +120,7 @@ def test_what_is_refused_half_way_stays_pinned_up_to_there_and_can_go_on(
 def test_a_slice_waits_for_copies_and_how_far_it_is_is_told(
     driver: Driver, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pins, "YIELD_S", 3600)
+    monkeypatch.setattr(pins, "YIELD_S", 60)
     with (
         closing(Pins(driver, None, read_only=True)) as pinned,
         ThreadPoolExecutor(1) as thread,
@@ -131,7 +131,7 @@ def test_a_slice_waits_for_copies_and_how_far_it_is_is_told(
                 pass
             assert pinned.notes() == ("0 B of 3.5 MiB of host copies are pinned so far",)
             assert not pinned.pinned_bytes
-        pinning.result()
+        pinning.result(timeout=30)  # the end of the copy woke it
         assert pinned.pinned_bytes == LENGTH
         assert pinned.notes() == ()
 
