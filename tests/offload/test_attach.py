@@ -21,6 +21,7 @@ from swapd_client import (
     InvalidSource,
     SwapdError,
 )
+from swapd_client.offload.installation import Installer
 from swapd_client.offload.settings import OffloadSettings
 from tests.offload.modules import (
     TOKENS,
@@ -222,15 +223,24 @@ def test_a_client_that_is_closed_takes_its_hooks_along(client: Client) -> None:
     attachment.detach()
 
 
+@pytest.mark.parametrize("after_its_hooks", [False, True])
 @pytest.mark.parametrize("again", [False, True])
 def test_a_client_that_is_closed_while_it_attaches_leaves_no_hooks(
-    client: Client, monkeypatch: pytest.MonkeyPatch, again: bool
+    client: Client, monkeypatch: pytest.MonkeyPatch, again: bool, after_its_hooks: bool
 ) -> None:
     model, expected = computed(TOKENS, Model)
     attach: Any = partial(client.attach, model, stay=["vae"])
     if again:
         attach = attach().refresh
-    monkeypatch.setattr(client, "forecast", lambda *_: started(client.close).join())
+
+    def installer(*arguments: Any) -> Installer:
+        started(client.close).join()
+        return Installer(*arguments)
+
+    if after_its_hooks:
+        monkeypatch.setattr(client, "forecast", lambda *_: started(client.close).join())
+    else:
+        monkeypatch.setattr("swapd_client.offload.attach.Installer", installer)
     with pytest.raises(ClientClosed):
         attach()
     assert torch.equal(model(TOKENS), expected)

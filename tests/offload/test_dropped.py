@@ -211,6 +211,26 @@ class Decoding(torch.nn.Module):
             yield (x := self.head(x))
 
 
+def test_what_only_garbage_holds_is_not_in_use(client: Client) -> None:
+    """Detaching waits for releases that a busy thread has not come to."""
+    model, queue, refused = seeded(Decoding), finalizers._collected.queue, threading.Event()
+
+    def be_busy() -> None:
+        while queue.qsize() < 2 and not refused.is_set():  # the release, and who waits for it
+            pass
+
+    attachment = client.attach({"dit": model})
+    steps = model(torch.ones(1, 4))
+    next(steps)
+    finalizers.give_back_later(be_busy)
+    del steps
+    gc.collect()
+    try:
+        attachment.detach()
+    finally:
+        refused.set()
+
+
 def ask_for_ever(client: Client) -> None:
     while True:
         client.status()

@@ -72,11 +72,15 @@ def _attach(
         again = _Attaching(client, model, arguments, attachment)
         again.without_calls(again.run)
 
-    with ONE_AT_A_TIME:
-        attaching = _Attaching(client, model, arguments, attachment, source)
-        attaching.refuse_attached()
-        attaching.without_calls(attaching.run_or_undo)
-        attachment._again = run
+    try:
+        with ONE_AT_A_TIME:
+            attaching = _Attaching(client, model, arguments, attachment, source)
+            attaching.refuse_attached()
+            attaching.without_calls(attaching.run_or_undo)
+            attachment._again = run
+    except SwapdError:
+        attachment.let_go_if_closed()  # then that is the error to report
+        raise
     client.attachments.add(attachment)
     take_back_if_dropped(client, attachment)
     attachment.let_go_if_closed()

@@ -266,7 +266,6 @@ class Attachment(Uncopied, AbstractContextManager["Attachment"]):
             self.registered.pop()
 
     def let_go(self) -> None:
-        self.registered.clear()
         self._again, self.trained = None, {}
         self._uninstall()
         self._client.attachments.discard(self)

@@ -40,7 +40,7 @@ class PassHold:
 
     def take(self, scope: Scope, count: Count) -> None:
         whole, beside = Count(), Count()
-        lent = Entry(self.everything, self, is_call=False, is_inner=True)
+        lent = Entry(self.everything, self, is_inner=True)
         count.give_back = partial(to_its_end, partial(self._leave, scope, lent, (whole, beside)))
         if self.beside is not None:
             self.beside.take(scope, beside)
@@ -84,7 +84,7 @@ class BlockHold:
 
     def take(self, scope: Scope, count: Count) -> None:
         whole, number = self._whole, self._number
-        entry = Entry(whole, self, is_call=False, is_inner=True)
+        entry = Entry(whole, self, is_inner=True)
         count.give_back = partial(to_its_end, partial(self._leave, scope, entry))
         # a hook called this and will leave it, so the hooks stay installed in any case
         whole.hooks.begin(entry, whole=False)
