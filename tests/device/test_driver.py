@@ -96,6 +96,14 @@ def test_a_call_that_the_driver_does_not_have_is_told_as_an_old_driver(driver: D
 # --- errors ------------------------------------------------------------------------------
 
 
+def test_an_error_that_the_bindings_do_not_know_is_told_by_its_number(driver: Driver) -> None:
+    def cuFromTheFuture() -> tuple[int]:
+        return (54321,)
+
+    with pytest.raises(CudaError, match=r"\(54321\) in cuFromTheFuture"):
+        driver.call(cuFromTheFuture)
+
+
 def test_an_error_is_named_with_its_number_and_its_call(driver: Driver) -> None:
     with driver.current():
         with pytest.raises(CudaError, match=r"^CUDA_ERROR_INVALID_VALUE \(1\) in cuMemCreate$"):
