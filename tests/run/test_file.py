@@ -127,7 +127,7 @@ def test_a_stage_has_its_own_variables_over_those_of_swapd_run(
             stage(restart='"always"', ends_all="true"),
             "stages.a.ends_all: a stage that always restarts",
         ),
-        (stage(ready='"regsitered"'), "'regsitered'; write started or registered or ended"),
+        (stage(ready='"begun"'), "'begun'; write started or registered or ended"),
         (stage(ends_all="1"), "stages.a.ends_all: Expected `bool`, got `int`"),
         (stage(after='["b"]'), 'stages.a.after: there is no stage "b"; there are: a'),
         (stage(after='["a"]'), "stages.a.after: none of these would ever start: a after a; take"),
