@@ -8,6 +8,7 @@ notes in the modules which of their layers are stacked: so it runs here too, ove
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from swapd_client.vllm.parts import Tensors
 #: Where the classes of pipelines are that load only what their sources name.
 _PIPELINES = "vllm_omni.diffusion.models."
 #: Fields of vllm-omni's configuration that differ from start to start, or are in the key otherwise.
-_LEFT_OUT = ("additional_config", "master_port", "nccl_port")
+_LEFT_OUT = {"additional_config", "master_port", "nccl_port"}
 
 
 class KeptPipeline:
@@ -194,19 +195,23 @@ def key_of(worker: Any) -> str:
     Raises: NotKept, InvalidSource, OSError.
     """
     config = worker.od_config
-    for name in ("lora_path", "custom_pipeline_args"):
-        if getattr(config, name):
-            raise NotKept(name)
-    if (folder := folder_of(config.model, config.revision)) is None:
-        raise NotKept("a model that is neither in a folder nor in Hugging Face's cache")
-    if not (files := files_in(folder)):
+    if not (files := files_in(_folder(config))):
         return ""
     more: Mapping[str, object] = config.additional_config or {}
     said = {one.name: repr(getattr(config, one.name)) for one in fields(config)}
     made_from = (
         *machine(worker),
-        sorted((name, value) for name, value in said.items() if name not in _LEFT_OUT),
+        [(name, said[name]) for name in sorted(said.keys() - _LEFT_OUT)],
         {name: value for name, value in more.items() if name != KEY},
         files,
     )
     return hashed(repr(made_from).encode())
+
+
+def _folder(config: Any) -> Path:
+    for name in ("lora_path", "custom_pipeline_args"):
+        if getattr(config, name):
+            raise NotKept(name)
+    if (folder := folder_of(config.model, config.revision)) is None:
+        raise NotKept("a model that is neither in a folder nor in Hugging Face's cache")
+    return folder
