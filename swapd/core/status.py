@@ -163,7 +163,7 @@ def forecast(
     names = ledger.expand(asked.names)
     for name in names:
         if not ledger.may_be_acquired(name):
-            return Refused(asked.id, "unknown_component", explain.not_to_acquire(ledger, name))
+            return Refused(asked.id, "unknown_component", explain.unknown(ledger, name))
     components = ledger.named(names)
     w = Waiter(session, asked.id, _NOBODY, asked.names, names, 0, None, now, _LAST)
     found = sharing.at_once(ledger, w, components)

@@ -243,7 +243,7 @@ def test_a_wrong_argument_of_load_says_what_to_give(
 
 def test_a_command_speaks_of_the_name_alone(client: Client) -> None:
     """A waiting acquire is no remedy there."""
-    for call in (client.pin, client.evict, client.prefetch):
+    for call in (client.pin, client.evict, client.prefetch, client.forecast):
         with pytest.raises(swapd_client.UnknownComponent) as refused:
             call("nope")
         assert "await_registration" not in str(refused.value)
