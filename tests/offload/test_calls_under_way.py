@@ -12,8 +12,11 @@ from torch import nn
 
 from swapd_client import Client, InUse
 from swapd_client.offload import attach_barrier
+from swapd_client.offload.stream import StreamPass
 from tests.guarantees.harness import Daemon
-from tests.offload.modules import WIDTH, leases, seeded
+from tests.offload.modules import WIDTH, computed, leases, seeded
+from tests.offload.test_streaming import Dit
+from tests.offload.test_streaming import X as WIDE
 from tests.processes import output_of
 
 X = torch.ones(2, WIDTH)
@@ -190,6 +193,69 @@ def test_a_call_that_does_not_end_is_named_and_nothing_is_attached(
     assert "_call_impl" not in vars(stopped)
     with client.attach({"other": seeded(Stops)}, "."):  # its calls are others
         pass
+
+
+class Pauses(Dit):
+    """Calls a function before its third block."""
+
+    inside: Callable[[], object] = staticmethod(lambda: None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.proj_in(x)
+        for number, block in enumerate(self.blocks):
+            if number == 2:
+                self.inside()
+            x = block(x)
+        return self.proj_out(x)  # type: ignore[no-any-return]
+
+    def generate(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)  # type: ignore[no-any-return]
+
+
+def test_a_call_that_has_its_lease_but_has_not_begun_is_waited_for(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others need the room of what it holds, so it must not wait for them at its first block."""
+    model, expected = computed(WIDE, Pauses)
+    go, paused, entered = threading.Event(), threading.Event(), threading.Event()
+    outputs: list[torch.Tensor] = []
+
+    def pause(reached: threading.Event) -> None:
+        if threading.current_thread() is not threading.main_thread() and not go.is_set():
+            reached.set()
+            go.wait()
+
+    enter = StreamPass.enter
+
+    def entering(self: StreamPass) -> None:
+        enter(self)
+        if paused.is_set():
+            pause(entered)
+
+    def call(run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        with torch.inference_mode():
+            outputs.append(run(WIDE))
+
+    def begin_one_more() -> None:
+        threads[2].start()
+        while not is_waiting(threads[2]):
+            pass
+        go.set()
+
+    monkeypatch.setattr(StreamPass, "enter", entering)
+    model.inside = lambda: pause(paused)
+    with client.attach({"dit": model}, resident=0) as attachment:
+        calls = model, model, model.generate
+        threads = [threading.Thread(target=call, args=(run,), daemon=True) for run in calls]
+        for thread, reached in zip(threads, (paused, entered), strict=False):
+            thread.start()
+            reached.wait()
+        with Said("attach waits for calls", begin_one_more):
+            attachment.refresh()
+        for thread in threads:
+            thread.join()
+        assert all(torch.equal(output, expected) for output in outputs)
+        assert len(outputs) == 3
 
 
 def test_an_interrupt_while_attach_waits_leaves_nothing_attached(

@@ -16,30 +16,40 @@ from torch.nn import Module
 
 from swapd_client.errors import InUse
 from swapd_client.log import log
-from swapd_client.offload.hooks import Hook, hook_of
+from swapd_client.offload.copies import Method
+from swapd_client.offload.hooks import HELD, Hook, hook_of
 from swapd_client.offload.scope import here
 
 #: Limited, since a thread in a call may be waiting for the thread that attaches.
 PATIENCE_S = 30.0
 #: A call without a hook sends no signal when it ends, so the wait polls.
 _LOOK_AGAIN_S = 0.01
-#: Every call of a module without a hook runs this code.
-_CALL = Module._call_impl.__code__
+#: Every call of a module runs one of these; one with a hook, which may wait for its lease, both.
+_CALLS = Module._call_impl.__code__, HELD
 
 
-def frames() -> dict[int, FrameType]:
-    """Return the frame that each thread runs.
+def frames() -> dict[int, list[FrameType]]:
+    """Return the frames of each thread, the innermost first.
 
-    CPython before 3.11.9 holds its lock of threads meanwhile (gh-106883): a finalizer that starts a
-    thread would wait for ever. So nothing is collected.
+    Nothing is collected meanwhile. CPython before 3.11.9 holds its lock of threads (gh-106883): a
+    finalizer that starts a thread would wait for ever. And while `f_back` makes an object, a
+    finalizer may let the thread run on, which frees the frame.
     """
     collects = gc.isenabled()
     try:
         gc.disable()
-        return sys._current_frames()
+        return {thread: stack(frame) for thread, frame in sys._current_frames().items()}
     finally:
         if collects:
             gc.enable()
+
+
+def stack(frame: FrameType | None) -> list[FrameType]:
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
 
 
 def without_calls(
@@ -59,6 +69,10 @@ def without_calls(
             calls.doors.append(hook := hook_of(module) or Hook(module))
             hook.door = calls.wait
             hook.put()
+            methods_there = [one for one in vars(module).values() if type(one) is Method]
+            calls.methods_with_doors += methods_there
+            for method in methods_there:
+                method.door = calls.wait
         calls.await_end()
         do()
         calls.open()
@@ -75,6 +89,7 @@ class _Calls:
         self._told = threading.Condition(self._lock)
         self._thread = threading.get_ident()
         self.doors: list[Hook] = []
+        self.methods_with_doors: list[Method] = []
         self._is_open = False
         #: Outermost frames of calls that began before. What these call may pass the doors.
         self._under_way: set[FrameType] = set()
@@ -83,13 +98,14 @@ class _Calls:
         """Block until the doors are open. Calls under way, or of a held component, go on."""
         if threading.get_ident() == self._thread:
             return
-        call, scope, hook = self._outermost(sys._getframe()), here(), hook_of(module)
+        mine, scope, hook = stack(sys._getframe()), here(), hook_of(module)
         gate = None if hook is None else hook.gate
+        calls = {self._outermost(mine), self._outermost(mine[1:])}
         with self._lock:
             self._told.wait_for(
                 lambda: (
                     self._is_open
-                    or call in self._under_way
+                    or not calls.isdisjoint(self._under_way)
                     or (gate is not None and gate.is_held_by(scope))
                 )
             )
@@ -118,26 +134,41 @@ class _Calls:
         self._under_way = set()
         for hook in self.doors:
             hook.end("door")
+        for method in self.methods_with_doors:
+            method.door = None
 
     def _now(self) -> dict[FrameType, int]:
         calls = {self._outermost(f): t for t, f in frames().items()}
         return {call: t for call, t in calls.items() if call is not None and t != self._thread}
 
-    def _outermost(self, frame: FrameType | None) -> FrameType | None:
-        found = None
-        while frame is not None:
-            code = frame.f_code
-            if (code is _CALL or code.co_name in self._methods) and (
-                id(frame.f_locals.get("self")) in self._modules
-            ):
-                found = frame
-            frame = frame.f_back
+    def _outermost(self, frames: Iterable[FrameType]) -> FrameType | None:
+        """Return the outermost call of the modules, unless it waits at its door."""
+        found, waits = None, False
+        for frame in frames:
+            if frame.f_code is _WAIT and frame.f_locals.get("self") is self:
+                waits = True
+            elif self._is_call(frame):
+                found, waits = found if waits else frame, False
         return found
+
+    def _is_call(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        if code in _CALLS or code.co_name in self._methods:
+            return id(frame.f_locals.get("self")) in self._modules
+        return code is _METHOD and id(frame.f_locals["self"]._module) in self._modules
 
     def _named(self) -> str:
         threads = {thread.ident: thread.name for thread in threading.enumerate()}
         return ", ".join(
-            f"{type(call.f_locals['self']).__name__} in thread {threads.get(thread, thread)!r}"
+            f"{_called(call)} in thread {threads.get(thread, thread)!r}"
             for call, thread in self._now().items()
             if call in self._under_way
         )
+
+
+def _called(call: FrameType) -> str:
+    caller = call.f_locals["self"]
+    return type(caller._module if call.f_code is _METHOD else caller).__name__
+
+
+_WAIT, _METHOD = _Calls.wait.__code__, Method.__call__.__code__

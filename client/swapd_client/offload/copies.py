@@ -178,6 +178,8 @@ class Method(Marker):
     def __init__(self, module: torch.nn.Module, name: str, run: Run | None) -> None:
         self._module = module
         self._run = run
+        #: Where calls wait during `attach`.
+        self.door: Callable[[torch.nn.Module], None] | None = None
         self.__name__ = name
         self._before = module.__dict__.get(name)
         found = getattr_static(type(module), name, None)
@@ -186,7 +188,7 @@ class Method(Marker):
         self._gets_module = hasattr(found, "__get__") and not never
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None}
+        return {**self.__dict__, "_run": None, "door": None}
 
     def __repr__(self) -> str:
         return f"<{self.__wrapped__!r}, run by swapd>"
@@ -213,6 +215,8 @@ class Method(Marker):
         return self.__wrapped__.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.door is not None:
+            self.door(self._module)
         if self._run is None:
             return self.__wrapped__(*args, **kwargs)
         return self._run(self.__wrapped__, args, kwargs)

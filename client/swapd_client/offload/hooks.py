@@ -41,6 +41,10 @@ def _wait(door: Callable[[Module], None], module: Module) -> None:
     door(module)
 
 
+#: The code of each call of a module with a hook.
+HELD = _held.__code__
+
+
 def _held_uncompiled(self: Any, *args: Any, **kwargs: Any) -> Any:
     """As `_held`, for modules that may share compiled code: that code is without the hook."""
     if torch.compiler.is_dynamo_compiling():
