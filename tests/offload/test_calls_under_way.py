@@ -12,6 +12,7 @@ from torch import nn
 
 from swapd_client import Client, InUse
 from swapd_client.offload import attach_barrier
+from swapd_client.offload.hooks import Hook, hook_of
 from swapd_client.offload.stream import StreamPass
 from tests.guarantees.harness import Daemon
 from tests.offload.modules import WIDTH, computed, leases, seeded
@@ -256,6 +257,29 @@ def test_a_call_that_has_its_lease_but_has_not_begun_is_waited_for(
             thread.join()
         assert all(torch.equal(output, expected) for output in outputs)
         assert len(outputs) == 3
+
+
+class Fleeting(Hook):
+    """Has lost its door, or gate, when it is asked for it once more."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name in ("door", "gate"):
+            setattr(self, name, None)
+        return found
+
+
+def test_a_hook_that_another_thread_takes_away_as_a_call_begins_is_used_once(
+    client: Client,
+) -> None:
+    model, expected = computed(X, Stops)
+    passed: list[nn.Module] = []
+    with client.attach({"m": model}, "."), torch.inference_mode():
+        hook = hook_of(model)
+        assert hook is not None
+        hook.door, hook.__class__ = passed.append, Fleeting
+        assert torch.equal(model(X), expected)
+        assert passed == [model]
 
 
 def test_an_interrupt_while_attach_waits_leaves_nothing_attached(

@@ -215,8 +215,8 @@ class Method(Marker):
         return self.__wrapped__.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.door is not None:
-            self.door(self._module)
+        if (door := self.door) is not None:  # read once: another thread may take it away
+            door(self._module)
         if self._run is None:
             return self.__wrapped__(*args, **kwargs)
         return self._run(self.__wrapped__, args, kwargs)

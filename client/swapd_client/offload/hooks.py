@@ -29,11 +29,12 @@ def _held(self: Any, *args: Any, **kwargs: Any) -> Any:
     hook: Hook | None = vars(self).get(_HOOK)
     if hook is None:  # code compiled in place calls this after `detach`
         return type(self)._call_impl(self, *args, **kwargs)
-    if hook.door is not None:
-        _wait(hook.door, self)
-    if hook.gate is None:
+    # each is read once: another thread may take it away
+    if (door := hook.door) is not None:
+        _wait(door, self)
+    if (gate := hook.gate) is None:
         return hook.inner(*args, **kwargs)
-    return hook.gate.run(hook.inner, args, kwargs)
+    return gate.run(hook.inner, args, kwargs)
 
 
 @dynamo.uncompiled
