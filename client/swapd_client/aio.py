@@ -382,14 +382,25 @@ class Acquiring:
     def __init__(self, acquire: Callable[[], Coroutine[Any, Any, AsyncLease]]) -> None:
         self._acquire = acquire
         self._lease: AsyncLease | None = None
+        self._entered = False
 
     def __await__(self) -> Generator[Any, None, AsyncLease]:
         return self._acquire().__await__()
 
     async def __aenter__(self) -> AsyncLease:
-        self._lease = await self
-        return await self._lease.__aenter__()
+        if self._entered:
+            raise InvalidArgument(
+                "another `async with` uses this acquire: call acquire() for each block"
+            )
+        self._entered = True
+        try:
+            self._lease = await self
+            return await self._lease.__aenter__()
+        except BaseException:
+            self._entered = False
+            raise
 
     async def __aexit__(self, *exc: Any) -> None:
         assert self._lease is not None
+        self._entered = False
         await self._lease.__aexit__(*exc)

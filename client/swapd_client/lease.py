@@ -13,7 +13,13 @@ from msgspec.structs import replace
 
 from swapd.shared.protocol import Granted, Placement
 from swapd_client.checks import Uncopied, check_name
-from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError, UnknownComponent
+from swapd_client.errors import (
+    DeviceFailed,
+    InvalidArgument,
+    SessionEnded,
+    SwapdError,
+    UnknownComponent,
+)
 from swapd_client.interrupts import covered, to_its_end
 from swapd_client.lease_returns import LeaseReturns
 from swapd_client.leases.cache import KEEP_S, LINGER_S, UNTOLD_S, Key
@@ -31,6 +37,8 @@ class BaseLease(Uncopied):
 
     #: Whether a stream was told to wait, so that no host thread has checked the outcome.
     _streams_wait = False
+    #: Whether a block has used the lease, which ends with the block.
+    _entered = False
     _fresh: Mapping[str, bool] = {}
 
     # each kind of lease sets these
@@ -183,10 +191,13 @@ class Lease(BaseLease):
     @covered
     def __enter__(self) -> "Lease":
         try:
-            return self
+            if self.held and not self._entered:
+                self._entered = True
+                return self
         except BaseException:
             self._leave()
             raise
+        raise _not_to_enter(self)
 
     @covered
     def __exit__(self, kind: object, exc: BaseException | None, where: object) -> None:
@@ -289,6 +300,11 @@ class Lease(BaseLease):
         )
 
 
+def _not_to_enter(lease: BaseLease) -> InvalidArgument:
+    why = "another block uses it, and ends it" if lease.held else "it is over"
+    return InvalidArgument(f"{lease!r} cannot be held by this block: {why}. Acquire for each block")
+
+
 def wait_here(lease: Lease) -> None:
     """Make this thread's current streams wait, or this thread if there are no streams."""
     if not lease.loaded:
@@ -376,6 +392,12 @@ class AsyncLease(BaseLease, AbstractAsyncContextManager["AsyncLease"]):
         self._give_back(self._record)
         if problem is not None:
             raise problem
+
+    async def __aenter__(self) -> "AsyncLease":
+        if self._entered or not self.held:
+            raise _not_to_enter(self)
+        self._entered = True
+        return self
 
     async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
         with suppress(SessionEnded, DeviceFailed) if exc is not None else nullcontext():

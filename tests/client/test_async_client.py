@@ -106,6 +106,29 @@ async def test_a_client_of_another_loop_says_so_and_may_be_closed() -> None:
             assert not (await other.status()).components
 
 
+async def test_no_two_blocks_have_one_lease_which_would_end_with_the_first() -> None:
+    async def hold(acquire: Any, entered: list[Any], goes_on: asyncio.Event) -> None:
+        async with acquire as lease:
+            entered.append(lease)
+            await goes_on.wait()
+            assert lease.held
+
+    with spawn.daemon(budget="16MiB") as daemon:
+        async with await swapd_client.connect_async(daemon.folder) as client:
+            await client.register("a", {"x": b"here"})
+            for acquire in (client.acquire("a"), await client.acquire("a")):
+                entered: list[Any] = []
+                goes_on = asyncio.Event()
+                first = asyncio.get_running_loop().create_task(hold(acquire, entered, goes_on))
+                with pytest.raises(InvalidArgument, match="for each block"):
+                    await asyncio.gather(*(hold(acquire, entered, goes_on) for _ in range(2)))
+                goes_on.set()
+                await first
+                assert not entered[0].held
+            with pytest.raises(InvalidArgument, match="by this block: it is over"):
+                await entered[0].__aenter__()
+
+
 async def test_orders_reach_the_daemon_and_so_do_their_errors_the_task() -> None:
     with spawn.daemon(budget="16MiB") as daemon:
         async with await swapd_client.connect_async(daemon.folder) as client:

@@ -180,6 +180,15 @@ def test_a_wait_for_what_is_not_in_the_lease_is_an_error(client: Client) -> None
             lease.wait(name="b")
 
 
+def test_a_block_holds_a_lease_of_its_own(client: Client) -> None:
+    with client.acquire("a") as lease:
+        with pytest.raises(InvalidArgument, match="another block uses it"), lease:
+            pass
+        assert lease.held
+    with pytest.raises(InvalidArgument, match="by this block: it is over"), lease:
+        pass
+
+
 def test_a_question_may_wait_for_any_time(client: Client) -> None:
     for timeout in (1e7, float("inf")):
         assert client.status(timeout=timeout).components
