@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from swapd import __version__
 from swapd.shared.protocol import Forecast, Status
 from swapd_client.aio import AsyncClient, connect_async
+from swapd_client.async_lease import AsyncLease
 from swapd_client.client import Client, connect
 from swapd_client.errors import (
     RENAMED,
@@ -30,7 +31,7 @@ from swapd_client.errors import (
     VersionMismatch,
 )
 from swapd_client.faults import explain_faults
-from swapd_client.lease import AsyncLease, Lease
+from swapd_client.lease import Lease
 from swapd_client.memory.component import Component
 
 if TYPE_CHECKING:

@@ -8,13 +8,15 @@ first end the leases which model calls keep.
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Collection, Coroutine, Generator, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial, wraps
+from threading import get_ident
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from swapd.shared import protocol
 from swapd_client import rejoining
+from swapd_client.async_lease import Acquiring, AsyncLease
 from swapd_client.cancellation import cancellable, in_thread
 from swapd_client.checks import Uncopied, check_seconds
 from swapd_client.client import Client, restore_models
@@ -22,7 +24,6 @@ from swapd_client.errors import DaemonGone, InvalidArgument, SwapdError
 from swapd_client.faults import explain_if
 from swapd_client.finalizers import close_when_collected
 from swapd_client.interrupts import to_its_end
-from swapd_client.lease import AsyncLease
 from swapd_client.lease_request import (
     PREFETCH_TIMEOUT_S,
     LeaseRequest,
@@ -159,7 +160,7 @@ class AsyncClient(Uncopied, AbstractAsyncContextManager["AsyncClient"]):
         overtake: int | None = None,
         progress: Progress | None = None,
         deadline: float | None = None,
-    ) -> "Acquiring":
+    ) -> Acquiring:
         """As `Client.acquire`: `await client.acquire("a")`, or `async with` it.
 
         Exceptions of `progress` go to the loop's exception handler.
@@ -169,15 +170,15 @@ class AsyncClient(Uncopied, AbstractAsyncContextManager["AsyncClient"]):
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
-    ) -> "Acquiring":
+    ) -> Acquiring:
         """As `Client.acquire_workspace`: await it, or `async with` it."""
         return self._acquiring(of_workspace(nbytes_of(size), size, timeout, priority))
 
-    def acquire_start(self, *, timeout: float | None = None) -> "Acquiring":
+    def acquire_start(self, *, timeout: float | None = None) -> Acquiring:
         """As `Client.acquire_start`: await it, or `async with` it."""
         return self._acquiring(of_start(timeout), flush=True)
 
-    def _acquiring(self, asked: LeaseRequest, *, flush: bool = False) -> "Acquiring":
+    def _acquiring(self, asked: LeaseRequest, *, flush: bool = False) -> Acquiring:
         """`flush`: first end leases that model calls keep, which would count as use."""
 
         async def acquire() -> AsyncLease:
@@ -232,8 +233,10 @@ class AsyncClient(Uncopied, AbstractAsyncContextManager["AsyncClient"]):
         return reply
 
     async def close(self, *, keep: bool = True) -> None:
-        """As `Client.close`."""
+        """As `Client.close`. Once its loop is closed, any loop may close the client."""
         client = self._client
+        if not self.session.forked:
+            self.leasing.check_loop(closes=True)
         await in_thread(partial(rejoining.stay, client))
         if not self.session.forked:
             with suppress(SwapdError):  # it has ended, is silent, or too many requests are open
@@ -291,13 +294,23 @@ class AsyncLeasing:
         self.channel = kind(blocking.factory)
         self._blocking = blocking
         self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+
+    def check_loop(self, *, closes: bool = False) -> None:
+        """Raises: InvalidArgument in another loop, unless it closes the client of a closed one."""
+        is_here = asyncio.get_running_loop() is self._loop
+        if not (is_here or (closes and self._loop.is_closed())):
+            raise InvalidArgument(
+                "this AsyncClient belongs to another event loop, the one that made it: "
+                "await connect_async() in each loop"
+            )
 
     async def call(
         self, request: protocol.AnyRequest, timeout_s: float | None = None
     ) -> protocol.AnyReply:
         """As `Leasing.call`."""
-        self._check_loop()
         check_seconds(timeout_s)
+        self.check_loop()
         try:
             async with asyncio.timeout(timeout_s):
                 return self.session.unwrap(await self.channel.call(request))
@@ -306,16 +319,9 @@ class AsyncLeasing:
                 raise
             raise self.session.lifeline.not_answering(timeout_s) from exc
 
-    def _check_loop(self) -> None:
-        if asyncio.get_running_loop() is not self._loop:
-            raise InvalidArgument(
-                "this client is of another event loop: each loop needs its own connect_async(), "
-                "and each asyncio.run() makes a new loop"
-            )
-
     async def acquire(self, asked: LeaseRequest) -> AsyncLease:
         """As `Leasing.acquire`, for the running task."""
-        self._check_loop()
+        self.check_loop()
         trace = self._blocking.tracing.begin(asked.names)
         with trace or nullcontext():
             return await self._acquire(asked, trace)
@@ -351,12 +357,20 @@ class AsyncLeasing:
             raise
 
     def end(self, record: Record) -> None:
-        """Tell the daemon that a lease ends, once its GPU work is done. Does not block."""
+        """Tell the daemon that a lease ends, once its GPU work is done.
+
+        Does not block in the loop's thread; elsewhere, and once the loop is closed, as
+        `Channel.send`.
+        """
         leases, give_back = self.session.leases, self._blocking.giving_back.give_back
         if record.is_asked:  # an interrupt may have lost the grant
-            self.channel.send(protocol.Cancel(self.session.next_id(), record.id))
+            self._send(protocol.Cancel(self.session.next_id(), record.id))
         elif not leases.ends_later(record, give_back) and leases.give_back(record):
-            self.channel.send(leases.release_of(record))
+            self._send(leases.release_of(record))
+
+    def _send(self, request: protocol.AnyRequest) -> None:
+        is_here = get_ident() == self._thread and not self._loop.is_closed()
+        (self.channel if is_here else self._blocking.factory.channel()).send(request)
 
     async def be_heard(self) -> None:
         """Wait until the daemon has all messages sent so far: a thread's might overtake them.
@@ -374,33 +388,3 @@ class AsyncLeasing:
         else:
             self.channel.close_socket()
         self._blocking.close()
-
-
-class Acquiring:
-    """An acquire that is not awaited yet: `await` it, or use it in `async with`."""
-
-    def __init__(self, acquire: Callable[[], Coroutine[Any, Any, AsyncLease]]) -> None:
-        self._acquire = acquire
-        self._lease: AsyncLease | None = None
-        self._entered = False
-
-    def __await__(self) -> Generator[Any, None, AsyncLease]:
-        return self._acquire().__await__()
-
-    async def __aenter__(self) -> AsyncLease:
-        if self._entered:
-            raise InvalidArgument(
-                "another `async with` uses this acquire: call acquire() for each block"
-            )
-        self._entered = True
-        try:
-            self._lease = await self
-            return await self._lease.__aenter__()
-        except BaseException:
-            self._entered = False
-            raise
-
-    async def __aexit__(self, *exc: Any) -> None:
-        assert self._lease is not None
-        self._entered = False
-        await self._lease.__aexit__(*exc)

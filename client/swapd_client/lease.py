@@ -1,9 +1,7 @@
 """Leases, as their holders use them."""
 
-import asyncio
-import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from threading import get_ident
 from time import monotonic
 from typing import Any
@@ -20,7 +18,7 @@ from swapd_client.errors import (
     SwapdError,
     UnknownComponent,
 )
-from swapd_client.interrupts import covered, to_its_end
+from swapd_client.interrupts import covered
 from swapd_client.lease_returns import LeaseReturns
 from swapd_client.leases.cache import KEEP_S, LINGER_S, UNTOLD_S, Key
 from swapd_client.leases.record import Record
@@ -197,7 +195,7 @@ class Lease(BaseLease):
         except BaseException:
             self._leave()
             raise
-        raise _not_to_enter(self)
+        raise not_to_enter(self)
 
     @covered
     def __exit__(self, kind: object, exc: BaseException | None, where: object) -> None:
@@ -300,7 +298,7 @@ class Lease(BaseLease):
         )
 
 
-def _not_to_enter(lease: BaseLease) -> InvalidArgument:
+def not_to_enter(lease: BaseLease) -> InvalidArgument:
     why = "another block uses it, and ends it" if lease.held else "it is over"
     return InvalidArgument(f"{lease!r} cannot be held by this block: {why}. Acquire for each block")
 
@@ -340,65 +338,3 @@ def hold_kept(lease: Lease) -> bool:
         granted = record.granted = replace(granted, waited_s=0.0, loaded=False)
     lease._record, lease._granted, lease.held = record, granted, True
     return True
-
-
-class AsyncLease(BaseLease, AbstractAsyncContextManager["AsyncLease"]):
-    """As `swapd_client.Lease`; belongs to the task that took it. `release` never blocks."""
-
-    def __init__(
-        self,
-        session: Session,
-        record: Record,
-        give_back: Callable[[Record], None],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        """`give_back(record)` ends the lease after its work; called in `loop`."""
-        self._session = session
-        self._record = record
-        self._granted = record.granted
-        self._give_back = give_back
-        self._loop = loop
-        self.names = record.names
-        self.held = True
-
-    async def wait(
-        self, segment: int | None = None, *, name: str | None = None, stream: Any = None
-    ) -> None:
-        """As `Lease.wait`, in a thread: it waits even with `stream`, if that cannot."""
-        await asyncio.to_thread(self._wait, segment, name, stream)
-
-    def __del__(self) -> None:
-        if self.held and self._session.error is None and not self._session.forked:
-            self._record.unmarked = True  # nobody has marked the work under it
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._give_back, self._record)
-            warnings.warn(
-                f"{self!r} was never released, so it ends now that no object holds it: use it in "
-                "an `async with` block, or call release()",
-                ResourceWarning,
-                stacklevel=2,
-            )
-
-    def release(self) -> None:
-        """Give the components back. Raises as `Lease.release`."""
-        if self.held:
-            try:
-                to_its_end(self._end)
-            finally:
-                self.held = False
-
-    def _end(self) -> None:
-        problem = self._rest()
-        self._give_back(self._record)
-        if problem is not None:
-            raise problem
-
-    async def __aenter__(self) -> "AsyncLease":
-        if self._entered or not self.held:
-            raise _not_to_enter(self)
-        self._entered = True
-        return self
-
-    async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
-        with suppress(SessionEnded, DeviceFailed) if exc is not None else nullcontext():
-            self.release()

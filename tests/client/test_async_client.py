@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -87,25 +88,6 @@ async def test_a_lease_that_was_awaited_may_be_held_by_async_with_too() -> None:
                 pass
 
 
-async def test_a_client_of_another_loop_says_so_and_may_be_closed() -> None:
-    async def made(folder: Path) -> swapd_client.AsyncClient:
-        client = await swapd_client.connect_async(folder)
-        await client.register("a", {"x": b"here"})
-        return client
-
-    with spawn.daemon(budget="16MiB") as daemon:
-        client = await asyncio.to_thread(asyncio.run, made(daemon.folder))
-        calls = client.status, lambda: client.acquire("a"), lambda: client.unregister("a")
-        for call in calls:
-            with pytest.raises(InvalidArgument, match=r"of another event loop: each loop needs"):
-                await call()
-        async with await swapd_client.connect_async(daemon.folder) as other:
-            async with other.acquire("a"):
-                pass
-            await client.close()
-            assert not (await other.status()).components
-
-
 async def test_no_two_blocks_have_one_lease_which_would_end_with_the_first() -> None:
     async def hold(acquire: Any, entered: list[Any], goes_on: asyncio.Event) -> None:
         async with acquire as lease:
@@ -127,6 +109,50 @@ async def test_no_two_blocks_have_one_lease_which_would_end_with_the_first() -> 
                 assert not entered[0].held
             with pytest.raises(InvalidArgument, match="by this block: it is over"):
                 await entered[0].__aenter__()
+
+
+def test_another_loop_is_refused_and_what_outlives_the_loop_ends_all_the_same() -> None:
+    left: list[Any] = []
+
+    async def begin() -> None:
+        client = await swapd_client.connect_async(daemon.folder)
+        await client.register("a", {"x": b"here"})
+        left.extend([client, await client.acquire("a"), await client.acquire("a")])
+
+    async def go_on(client: swapd_client.AsyncClient) -> None:
+        calls = (client.status, lambda: client.acquire("a"), lambda: client.evict("a"))
+        for call in calls:
+            with pytest.raises(InvalidArgument, match="belongs to another event loop"):
+                await call()
+
+    with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as other:
+        with asyncio.Runner() as runner:
+            runner.run(begin())
+            client, lease = left[:2]
+            asyncio.run(go_on(client))
+            with pytest.raises(InvalidArgument, match="belongs to another event loop"):
+                asyncio.run(client.close())
+        assert other.status().components[0].leases == 2
+        lease.release()
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+            left.clear()
+        while other.status().components[0].leases:
+            pass
+        asyncio.run(client.close())
+        assert not other.status().components
+
+
+async def test_a_lease_may_be_released_in_another_thread() -> None:
+    async def use(client: swapd_client.AsyncClient) -> None:
+        for _ in range(20):
+            await asyncio.to_thread((await client.acquire("a")).release)
+
+    with spawn.daemon(budget="16MiB") as daemon:
+        async with await swapd_client.connect_async(daemon.folder) as client:
+            await client.register("a", {"x": b"here"})
+            await asyncio.gather(*(use(client) for _ in range(8)))
+            while (await client.status()).components[0].leases:
+                pass
 
 
 async def test_orders_reach_the_daemon_and_so_do_their_errors_the_task() -> None:
