@@ -80,7 +80,6 @@ def compiled_afterwards(client: Client) -> None:
         torch.compiler.reset()
         said = refused(torch.compile(text, backend=backend, fullgraph=True))
         assert "detach()" in said, said
-    assert "forward" not in vars(text), "detached, it is as it was"
     client.close()
 
 
