@@ -42,6 +42,7 @@ def test_an_adapter_is_told_of_once_and_registered_by_refresh(
             assert torch.equal(model.transformer(X), expected)
         (line,) = [r.getMessage() for r in caplog.records if "refresh()" in r.getMessage()]
         assert "'transformer'" in line
+        assert "1.down" in line
         before = {c.name for c in client.status().components}
         attachment.refresh()
         now = {c.name for c in client.status().components}

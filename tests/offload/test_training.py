@@ -200,7 +200,7 @@ def test_adapters_that_come_later_stay_private_and_are_told_of_once(
         model.layers[i] = copy.deepcopy(layer)
     with torch.no_grad():
         model(TOKENS)
-    assert "down, up" in caplog.text
+    assert "layers.0.down, layers.0.up" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO):
         attachment.refresh()

@@ -7,7 +7,7 @@ DistributedDataParallel and FSDP read and write all weights in their constructor
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -24,12 +24,17 @@ from swapd_client.offload import guards, tools
 from swapd_client.offload.copies import ToUndo
 from swapd_client.offload.dynamo import uncompiled
 from swapd_client.offload.ownership import components_at, own_parameters
+from swapd_client.offload.search import join
+
+#: An adapter may add hundreds of parameters.
+_NAMED = 8
 
 
 @dataclass(eq=False)
 class Growth:
     name: str
-    modules: Callable[[], Iterable[Module]]
+    #: By path.
+    modules: Callable[[], Mapping[str, Module]]
     #: Whether a tensor is in swapd, or is meant to stay private.
     is_known: Callable[[Any], bool]
     changed: bool = False
@@ -37,15 +42,17 @@ class Growth:
     def tell(self) -> None:
         self.changed = False
         private = []
-        for module in self.modules():
+        for path, module in self.modules().items():
             _watched.setdefault(module, set()).add(self)
-            private += [n for n, p in own_parameters(module) if not self.is_known(p)]
+            new = (n for n, p in own_parameters(module) if not self.is_known(p))
+            private += [join(path, name) for name in new]
+        more = f", and {len(private) - _NAMED} more" if len(private) > _NAMED else ""
         if private:
             log.warning(
                 "%r has parameters that stay in private memory, since they were added after "
                 "attach: %s. refresh() of its attachment registers them",
                 self.name,
-                ", ".join(private),
+                ", ".join(private[:_NAMED]) + more,
             )
 
 

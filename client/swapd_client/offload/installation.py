@@ -214,9 +214,17 @@ class Installer:
 # The table of watched modules is the whole process's, so it must not keep the model alive.
 
 
-def _modules_now(root: Module, starts: set[int]) -> Callable[[], Iterable[Module]]:
+def _modules_now(root: Module, starts: set[int]) -> Callable[[], Mapping[str, Module]]:
     living = weakref.ref(root)
-    return lambda: () if (module := living()) is None else search.walk(module, starts)
+
+    def now() -> Mapping[str, Module]:
+        module = living()
+        if module is None:
+            return {}
+        inside = set(search.walk(module, starts))
+        return {path: one for path, one in module.named_modules() if one in inside}
+
+    return now
 
 
 def _known(client: AttachClient, trained: Container[int]) -> Callable[[torch.Tensor], bool]:
