@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -172,13 +173,16 @@ def test_a_thread_that_waits_gives_way_to_another_with_what_it_keeps(client: Cli
         client.acquire("huge")
 
 
-def test_what_is_kept_of_a_session_that_is_fenced_is_no_lease_and_no_obstacle(
-    client: Client, endless: None
+def test_what_is_kept_or_held_of_a_session_that_is_fenced_is_no_lease_and_no_obstacle(
+    client: Client, other: Client, endless: None
 ) -> None:
+    other.register("other's", {"x": b"abc"})
     keep(client, "a")
+    held = client.acquire("other's")
     client.session._cut_off(SessionFenced("injected"))
-    with pytest.raises(SessionFenced):
-        client.acquire("a")
+    for use in (partial(client.acquire, "a"), partial(held.wait, stream=0), held.release):
+        with pytest.raises(SessionFenced):
+            use()
     client.close()
 
 
