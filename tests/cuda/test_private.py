@@ -99,6 +99,16 @@ def test_a_mutable_one_without_room_stays_where_it_is(world: World) -> None:
     daemon.await_record("ProcessExited")
 
 
+def test_closed_under_a_lease_it_has_a_copy_of_its_own(world: World) -> None:
+    _, worker, other = world.pair()
+    expected = worker.register("a", 4 * MIB, seed=1)
+    worker.acquire("a")
+    worker.disconnect()
+    other.register("b", 16 * MIB)
+    other.use("b")
+    assert worker.look("a")[1] == expected
+
+
 def test_registering_again_after_closing(world: World) -> None:
     _, worker = world.alone()
     for seed in range(3):

@@ -27,11 +27,11 @@ def master() -> OwnedFd:
     return fd
 
 
-def sent(*chunks: int, **options: bool) -> tuple[LoneGpu, Any]:
+def sent(*chunks: int, writable: bool = False) -> tuple[LoneGpu, Any]:
     """A GPU, and a range of it whose process has these chunks."""
     gpu = LoneGpu()
-    where = gpu.range(**options)
-    gpu.send(*chunks, **options)
+    where = gpu.range(writable=writable)
+    gpu.send(*chunks, writable=writable)
     return gpu, where
 
 
