@@ -171,9 +171,9 @@ def test_a_run_whose_joined_daemon_ends_before_it_says_why_that_may_be(
 def test_its_daemon_has_the_settings_of_the_environment(tmp_path: Path, how: str) -> None:
     text = "[stages.a]\ncommand = 'true'\n"
     words = ["--", "true"] if how == "command" else [file_with(tmp_path / "run.toml", text)]
-    own = environment(SWAPD_BUDGET="24MiB", SWAPD_DEVICE="cuda0")
+    own = environment(SWAPD_BUDGET="24MiB", SWAPD_DEVICE="cuda7")
     line, *_ = swapd("run", "-n", *words, env=own).stdout.splitlines()
-    assert line.startswith(f"swapd serve --device cuda0 --budget {24 * MIB} ")
+    assert line.startswith(f"swapd serve --device cuda7 --budget {24 * MIB} ")
     if how == "command":
         (line, _) = swapd("run", "-n", "-d", "host", *words, env=own).stdout.splitlines()
         assert line.startswith(f"swapd serve --device host --budget {24 * MIB} ")
