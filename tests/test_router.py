@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq
 
-from swapd.daemon import router
+from swapd.daemon import router, zmtp
 from swapd.daemon.peers import Peer
 from swapd.daemon.router import Router
 from swapd.shared import protocol
@@ -153,6 +153,20 @@ async def test_bytes_that_are_no_zeromq_end_that_connection_alone(tmp_path: Path
         done = protocol.decode_reply(await asyncio.to_thread(socket.recv))
         assert done == protocol.Done(1)
         assert not said.done()
+
+
+async def test_each_question_whether_somebody_is_there_has_one_answer(tmp_path: Path) -> None:
+    async with asked(tmp_path):
+        with connected(tmp_path / "rpc.sock") as peer:
+            peer.settimeout(10)
+            peer.sendall(zmtp.GREETING + zmtp.ready(b"DEALER", TOKEN + b"1"))
+            heard = b""
+            for which in (b"a", b"b"):
+                ping = b"\4PING\0\0" + which
+                peer.sendall(bytes((4, len(ping))) + ping)
+                while not heard.endswith(b"\4PONG" + which):
+                    heard += await asyncio.to_thread(peer.recv, 1024)
+            assert heard.count(b"PONG") == 2
 
 
 @pytest.mark.parametrize(
