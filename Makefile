@@ -41,9 +41,10 @@ check: .venv/ready
 	$(BIN)/lint-imports
 
 # make unit UNIT=tests/test_units.py
+# Four processes and their daemons share two cores: further threads of torch would spin for them.
 UNIT :=
 unit: .venv/ready
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 4 --dist worksteal $(UNIT)
+	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist worksteal $(UNIT)
 
 # The least versions that pyproject.toml allows: their own deprecations are not ours.
 AT_FLOORS := tests/cli/test_help.py tests/cli/test_log_selection.py tests/cli/test_status.py \
