@@ -13,7 +13,7 @@ from vllm.model_executor.model_loader import default_loader
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 import swapd_client
-from swapd_client.vllm import kept_weights
+from swapd_client.vllm import kept_start, kept_weights
 from swapd_client.vllm.cpu import CPUWorker
 
 _of_vllm = default_loader.safetensors_weights_iterator
@@ -48,7 +48,7 @@ class Worker(CPUWorker):
         config = self.vllm_config
         model, hf = config.model_config, config.model_config.hf_config
         changes: dict[str, AbstractContextManager[Any]] = {
-            "reader": patch.object(kept_weights, "READER", 99),
+            "reader": patch.object(kept_start, "READER", 99),
             "swapd": patch.object(swapd_client, "__version__", "99"),
             "torch": patch.object(torch, "__version__", "99"),
             "vllm": patch.object(vllm, "__version__", "99"),

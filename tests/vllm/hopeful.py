@@ -2,4 +2,4 @@
 
 from unittest.mock import patch
 
-patch("swapd_client.vllm.kept_weights.has_all", lambda *_: True).start()
+patch("swapd_client.vllm.kept_start.has_all", lambda *_: True).start()

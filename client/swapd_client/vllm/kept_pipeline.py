@@ -8,6 +8,7 @@ notes in the modules which of their layers are stacked: so it runs here too, ove
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,12 @@ import torch
 from torch.nn import Module
 from vllm_omni.diffusion.model_loader.diffusers_loader import DiffusersPipelineLoader
 
-from swapd.shared.protocol import Status
 from swapd_client.log import log
 from swapd_client.memory.sources import Source
 from swapd_client.vllm.checkpoint import folder_of
 from swapd_client.vllm.fingerprint import fingerprint, hashed, source_of
-from swapd_client.vllm.kept_content import Content, NotKept, has_all, has_any
-from swapd_client.vllm.kept_weights import files_in, machine, unfit
-from swapd_client.vllm.kernel_tensors import found_in, packed_bytes
+from swapd_client.vllm.kept_content import NotKept, has_any
+from swapd_client.vllm.kept_start import KeptStart, files_in, machine, refuse_unfit
 from swapd_client.vllm.options import KEY
 from swapd_client.vllm.parts import Tensors
 
@@ -32,82 +31,37 @@ _PIPELINES = "vllm_omni.diffusion.models."
 _LEFT_OUT = {"additional_config", "master_port", "nccl_port"}
 
 
-class KeptPipeline:
-    def __init__(self, name: str, worker: Any, status: Callable[[], Status]) -> None:
-        self._name = name
-        self._worker = worker
-        self._status = status
-        self._key = key_of(worker)
-        self._loaded = ""
-        self._begun = False
-        self.is_unread = False
-        #: The modules that the loader reads, by their names' prefixes.
-        self._read: dict[str, Module] = {}
+class KeptPipeline(KeptStart):
+    _LOADER = DiffusersPipelineLoader
 
-    @classmethod
-    def of(cls, name: str, worker: Any, status: Callable[[], Status]) -> "KeptPipeline | None":
-        """None: nothing of this stage is kept."""
-        if not status().keep_host_bytes:
-            return None
-        try:
-            return cls(name, worker, status)
-        except Exception as exc:  # noqa: BLE001 - of any model: it starts without this
-            log.info("%s reads its files at each start, whatever swapd keeps: %r", name, exc)
-            return None
+    #: The modules that the loader reads, by their names' prefixes.
+    _read: Mapping[str, Module] = {}
 
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """In the block, vllm-omni reads no weights that are kept."""
-        read = DiffusersPipelineLoader.load_weights
+    def _key_now(self) -> str:
+        return key_of(self._worker)
 
-        def load(loader: Any, model: Any, **more: Any) -> None:
-            self._load(read, loader, model, more)
-
-        DiffusersPipelineLoader.load_weights = load
-        try:
-            yield
-        finally:
-            DiffusersPipelineLoader.load_weights = read
-
-    def _load(
-        self, read: Callable[..., None], loader: Any, model: Any, more: Mapping[str, Any]
-    ) -> None:
-        if self._begun or more:
+    def _load(self, read: partial[None], loader: Any, model: Any) -> None:
+        if self._begun or read.keywords:
             self._key = ""
-        self._begun = True
+        self._begun += 1
         if not self._key:
-            return read(loader, model, **more)
+            return read()
         self.is_unread = self._is_kept(loader, model)
         if self.is_unread:
             log.info("%s reads no DiT: swapd has kept it", self._name)
             return
         with _noting(model) as names:
-            read(loader, model)
-        self._loaded = self._printed(loader, model)
+            read()
+        self._print(loader, model)
         if self._key and not (names and all(name.startswith(tuple(self._read)) for name in names)):
-            self._give_up("its sources do not tell which weights it loads")
-
-    def content(self) -> Content | None:
-        """Return the weights' name for the daemon; None: they are not kept, as
-        `KeptWeights.content`."""
-        if not self._key or not self._loaded:
-            return None
-        if not self.is_unread and packed_bytes(self._read, found_in(self._read)):
-            return None
-        try:
-            if key_of(self._worker) == self._key:
-                printed = fingerprint(self._read)
-                return Content(self._key, self._loaded, printed, self.is_unread)
-        except Exception as exc:  # noqa: BLE001 - as above
-            log.info("the weights of %s cannot be kept: %r", self._name, exc)
-        return None
+            self._give_up(NotKept("its sources do not tell which weights it loads"))
 
     def source(self, processor: Any) -> Callable[[Tensors], Source]:
         """Return what names components of weights that were, or would have been, read.
 
         Raises: NotKept, also when it is called.
         """
-        if (content := self.content()) is None and self.is_unread:
+        if (content := self.content(self._read)) is None and self.is_unread:
             raise NotKept("its files have changed meanwhile")
         mine = {
             id(one): name
@@ -129,28 +83,20 @@ class KeptPipeline:
         return named
 
     def _is_kept(self, loader: Any, model: Any) -> bool:
-        kept = self._status().kept
-        if not has_any(kept, self._key):
+        if not has_any(self._status().kept, self._key):
             return False
         try:
             for module in self._sources(loader, model).values():
                 if callable(load := getattr(module, "load_weights", None)):
                     load(iter(()))
-        except Exception as exc:  # noqa: BLE001 - as above
-            self._give_up(repr(exc))
-            return False
-        self._loaded = self._printed(loader, model)
-        return bool(self._loaded) and has_all(kept, self._key, self._loaded)
+        except Exception as exc:  # noqa: BLE001 - as in `of`
+            self._give_up(exc)
+        return super()._is_kept(loader, model)
 
-    def _printed(self, loader: Any, model: Any) -> str:
-        """Return the fingerprint of what is read; "": it is not kept."""
-        try:
-            self._read = self._sources(loader, model)
-            of_class = f"{type(model).__qualname__} {source_of(type(model))}"
-            return hashed(f"{of_class} {fingerprint(self._read)}".encode())
-        except Exception as exc:  # noqa: BLE001 - as above
-            self._give_up(repr(exc))
-            return ""
+    def _fingerprint(self, loader: Any, model: Any) -> str:
+        self._read = self._sources(loader, model)
+        of_class = f"{type(model).__qualname__} {source_of(type(model))}"
+        return hashed(f"{of_class} {fingerprint(self._read)}".encode())
 
     def _sources(self, loader: Any, model: Any) -> dict[str, Module]:
         if not type(model).__module__.startswith(_PIPELINES):
@@ -162,13 +108,10 @@ class KeptPipeline:
             if where != (config.model, config.revision):
                 raise NotKept(f"{source.prefix} is read from {source.model_or_path}")
             module = found[source.prefix] = model.get_submodule(source.prefix.rstrip("."))
-            if (why := unfit(module)) or any(one.is_meta for one in module.parameters()):
-                raise NotKept(why or f"{source.prefix} gets its parameters while it is read")
+            refuse_unfit(module)
+            if any(one.is_meta for one in module.parameters()):
+                raise NotKept(f"{source.prefix} gets its parameters while it is read")
         return found
-
-    def _give_up(self, why: str) -> None:
-        log.info("the weights of %s cannot be kept: %s", self._name, why)
-        self._key = ""
 
 
 @contextmanager
@@ -189,11 +132,7 @@ def _noting(model: Any) -> Iterator[set[str]]:
 
 
 def key_of(worker: Any) -> str:
-    """Return a hash of all that vllm-omni makes the weights from; "" shortly after a file was
-    written.
-
-    Raises: NotKept, InvalidSource, OSError.
-    """
+    """See `KeptStart._key_now`."""
     config = worker.od_config
     if not (files := files_in(_folder(config))):
         return ""

@@ -12,41 +12,29 @@ Only layers that vLLM declares complete without their processing start so
 compute together while a stage starts.
 """
 
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-import torch
 from torch.nn import Module
 from vllm import envs
-from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-import swapd_client
 from swapd.shared.protocol import Status
-from swapd_client.errors import InvalidSource
 from swapd_client.log import log
 from swapd_client.vllm.checkpoint import folder_in
 from swapd_client.vllm.fingerprint import fingerprint, hashed
-from swapd_client.vllm.kept_content import Content, has_all
-from swapd_client.vllm.kernel_tensors import found_in, packed_bytes
+from swapd_client.vllm.kept_content import NotKept
+from swapd_client.vllm.kept_start import KeptStart, files_in, machine, refuse_unfit
 from swapd_client.vllm.options import KEY
-from swapd_client.weights.safetensors import File
 
-#: To be increased when the plugin makes other bytes of the same files.
-READER = 1
 #: Where the classes of models are that read no files but those of their folder.
 _MODELS = (
     "vllm.model_executor.models.",
     "vllm_omni.model_executor.models.qwen2_5_omni.",
     "vllm_omni.model_executor.models.qwen3_omni.",
 )
-#: Most files of a model's folder.
-_FILES = 10_000
 
 #: Ways to speculate without a model, or with one that shares no weights with its target.
 _DRAFTS = ("ngram", "ngram_gpu", "suffix", "draft_model")
@@ -73,18 +61,13 @@ _READS: Mapping[str, Callable[[Any], object]] = {
 Agree = Callable[[bool], bool]
 
 
-class KeptWeights:
+class KeptWeights(KeptStart):
+    _LOADER = DefaultModelLoader
+
     def __init__(self, name: str, worker: Any, status: Callable[[], Status], agree: Agree) -> None:
-        """`agree`: as `WorkerStart._agree`."""
+        """`agree`: as `WorkerStart._agree`. Raises as `_key_now`."""
+        super().__init__(name, worker, status)
         self._agree = agree
-        self._name = name
-        self._worker = worker
-        self._status = status
-        self._key = key_of(worker)
-        self._loaded = ""
-        self.is_unread = False
-        #: Models that have begun to load.
-        self._begun = 0
         #: Entries of vLLM's configuration to which building the model adds.
         compilation = worker.vllm_config.compilation_config
         self._layers = compilation.static_forward_context
@@ -92,73 +75,44 @@ class KeptWeights:
         self._before = dict(self._layers), list(self._experts)
 
     @classmethod
-    def of(
+    def of_all(
         cls, name: str, worker: Any, status: Callable[[], Status], agree: Agree
     ) -> "KeptWeights | None":
         """None: no weights of this stage are kept. Blocks until all ranks have called it."""
-        found = cls._of(name, worker, status, agree) if status().keep_host_bytes else None
+        found = cls.of(name, worker, status, agree)
         return found if agree(found is not None) else None
 
-    @classmethod
-    def _of(
-        cls, name: str, worker: Any, status: Callable[[], Status], agree: Agree
-    ) -> "KeptWeights | None":
-        try:
-            why = next((said for said, reads in _READS.items() if reads(worker.vllm_config)), "")
-            if not why:
-                return cls(name, worker, status, agree)
-        except Exception as exc:  # noqa: BLE001 - of any model: it starts without this
-            why = repr(exc)
-        log.info("%s reads its files at each start, whatever swapd keeps: %s", name, why)
-        return None
+    def _key_now(self) -> str:
+        config = self._worker.vllm_config
+        if why := next((said for said, reads in _READS.items() if reads(config)), ""):
+            raise NotKept(why)
+        return key_of(self._worker)
 
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """In the block, vLLM reads the weights only if those of all ranks are kept."""
-        read = DefaultModelLoader.load_weights
-
-        def load(*given: Any) -> None:
-            self._load(read, *given)
-
-        DefaultModelLoader.load_weights = load
-        try:
-            yield
-        finally:
-            DefaultModelLoader.load_weights = read
-
-    def _load(
-        self, read: Callable[..., None], loader: DefaultModelLoader, model: Module, config: Any
-    ) -> None:
+    def _load(self, read: partial[None], loader: Any, model: Module) -> None:
         first, self._begun = not self._begun, self._begun + 1
         if first:
-            self.is_unread = self._agree(self._is_kept(model))
+            self.is_unread = self._agree(self._is_kept(loader, model))
             if self.is_unread:
                 log.info("%s reads no weights: swapd has kept them", self._name)
         elif self._begun > len(_models(self._worker.vllm_config)):
             self._key = ""  # one whose files are not in the key
-        elif why := _problem_with(model):
-            self._give_up(why)
+        else:
+            self._check(model)
         if self.is_unread and self._key:
             return
-        read(loader, model, config)
+        read()
         if first:
-            self._loaded = self._key and self._printed(model)
+            self._print(loader, model)
 
-    def content(self, models: Mapping[str, Module]) -> Content | None:
-        """Return the weights' name for the daemon; None: they are not kept.
-
-        They have no name if their files changed meanwhile, or so lately that a write may not show.
-        """
-        if not self._key or not self._loaded:
-            return None
-        if not self.is_unread and packed_bytes(models, found_in(models)):
-            return None
+    def _check(self, model: Module) -> None:
         try:
-            if key_of(self._worker) == self._key:
-                return Content(self._key, self._loaded, fingerprint(models), self.is_unread)
-        except Exception as exc:  # noqa: BLE001 - as above
-            log.info("the weights of %s cannot be kept: %r", self._name, exc)
-        return None
+            _refuse(model)
+        except NotKept as exc:
+            self._give_up(exc)
+
+    def _fingerprint(self, _: Any, model: Module) -> str:
+        _refuse(model)
+        return fingerprint({"": model})
 
     def start_over(self) -> None:
         """Have vLLM build the model again, and read. A GPU may have no room for two."""
@@ -170,46 +124,16 @@ class KeptWeights:
         self._layers.update(self._before[0])
         self._experts[:] = self._before[1]
 
-    def _is_kept(self, model: Module) -> bool:
-        self._loaded = self._key and self._printed(model)
-        return bool(self._loaded) and has_all(self._status().kept, self._key, self._loaded)
 
-    def _printed(self, model: Module) -> str:
-        """Return the model's fingerprint; "": its weights are not kept."""
-        if (why := _problem_with(model)) is None:
-            try:
-                return fingerprint({"": model})
-            except Exception as exc:  # noqa: BLE001 - as above
-                why = repr(exc)
-        self._give_up(why)
-        return ""
-
-    def _give_up(self, why: str) -> None:
-        log.info("the weights of %s cannot be kept: %s", self._name, why)
-        self._key = ""
-
-
-def _problem_with(model: Module) -> str | None:
+def _refuse(model: Module) -> None:
     kind = type(model)
     if not kind.__module__.startswith(_MODELS) or getattr(model, "secondary_weights", None):
-        return f"{kind.__module__}.{kind.__qualname__} may read other files"
-    return unfit(model)
-
-
-def unfit(model: Module) -> str | None:
-    """Return which layer would not be complete without its processing."""
-    for name, module in model.named_modules():
-        method = getattr(module, "quant_method", None)
-        if isinstance(method, QuantizeMethodBase) and not method.supports_pre_processed_weights:
-            return f"{name} has a {type(method).__name__}"
-    return None
+        raise NotKept(f"{kind.__module__}.{kind.__qualname__} may read other files")
+    refuse_unfit(model)
 
 
 def key_of(worker: Any) -> str:
-    """Return a hash of all that vLLM makes the weights from; "" shortly after a file was written.
-
-    Raises: InvalidSource, OSError.
-    """
+    """See `KeptStart._key_now`."""
     config = worker.vllm_config
     models = [_made_from(config, model) for model in _models(config)]
     if () in models:
@@ -223,18 +147,6 @@ def key_of(worker: Any) -> str:
         {name: value for name, value in config.additional_config.items() if name != KEY},
     )
     return hashed(repr(made_from).encode())
-
-
-def machine(worker: Any) -> tuple[object, ...]:
-    """Return what makes weights beside a model's files and settings."""
-    return (
-        READER,
-        swapd_client.__version__,
-        {name: getattr(sys.modules.get(name), "__version__", "") for name in _PACKAGES},
-        f"{type(worker).__module__}.{type(worker).__qualname__}",
-        *(worker.rank, _device(worker.device)),
-        sorted((name, repr(value)) for name, value in envs.compile_factors().items()),
-    )
 
 
 def _models(config: Any) -> list[Any]:
@@ -256,28 +168,8 @@ def _made_from(config: Any, model: Any) -> tuple[object, ...]:
     )
 
 
-_PACKAGES = ("vllm", "vllm_omni", "torch", "transformers", "triton", "flashinfer")
 _RANKS = ("world_size", "tensor_parallel_size", "pipeline_parallel_size")
 _OF_THE_MODEL = (
     *("model_impl", "convert_type", "runner_type", "model_stage", "trust_remote_code"),
     *("quantization", "quantization_config"),
 )
-
-
-def _device(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
-    return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
-
-
-def files_in(folder: Path | None) -> list[tuple[str, tuple[int, ...]]]:
-    """Return path and identity of all files; none shortly after one of them was written."""
-    found, settled = [], True
-    for where, _, names in os.walk(folder or "", followlinks=True):
-        for name in names:
-            with closing(File(Path(where, name))) as file:
-                found.append((str(file.path), file.identity))
-                settled &= file.is_settled
-            if len(found) > _FILES:
-                raise InvalidSource(f"{folder} has more than {_FILES} files")
-    return sorted(found) if settled else []

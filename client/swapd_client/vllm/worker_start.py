@@ -168,7 +168,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
                 raise
 
     def _load(self, name: str, *args: Any, **kwargs: Any) -> None:
-        kept = KeptWeights.of(name, self, self._swapd.client.status, self._agree)
+        kept = KeptWeights.of_all(name, self, self._swapd.client.status, self._agree)
         if self._swapd.options.streams:
             set_offloader(HostLayers())
         moved = None
