@@ -97,6 +97,7 @@ class Daemon:
             self._loop.add_signal_handler(number, self.stop)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup, has_terminal())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
         if self._may_upgrade:
             self._loop.add_signal_handler(signal.SIGUSR2, self.upgrade)
         self._beat()
@@ -137,7 +138,9 @@ class Daemon:
     def upgrade(self) -> None:
         """End without waiting for leases, for the next version to take over."""
         self._loop.remove_signal_handler(signal.SIGUSR2)
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the next version has its handler
+        # until the next version has its handlers: without them these signals end it
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
         if not self._stop.is_set():
             log.warning("upgrading: sessions end, and their processes join the next version")
             self._upgrades = True

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -193,6 +193,19 @@ def test_two_upgrades_at_once_end_well(daemon: Running) -> None:
         daemon.process.send_signal(signal.SIGUSR2)
     client.session.life.await_end()
     client.acquire("thinker").release()
+    assert daemon.process.poll() is None
+
+
+def test_a_reload_meanwhile_ends_nothing(daemon: Running) -> None:
+    """As by `systemctl reload`, or by a tool that rotates logs."""
+    client = daemon.client("worker", thinker=4)
+    with ThreadPoolExecutor() as pool:
+        daemon.process.send_signal(signal.SIGUSR2)
+        client.session.life.await_end()
+        acquiring = pool.submit(client.acquire, "thinker")
+        while not wait([acquiring], 0.02).done:
+            daemon.process.send_signal(signal.SIGHUP)
+        acquiring.result().release()
     assert daemon.process.poll() is None
 
 
