@@ -287,6 +287,8 @@ def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing.toml: No such file"):
         load(tmp_path / "missing.toml", {}, {})
     assert "swapd.toml: " in refusal(tmp_path, file="budget =")
+    (tmp_path / "windows.toml").write_bytes(b'\xef\xbb\xbfbudget = "2GiB"\r\n')
+    assert load(tmp_path / "windows.toml", {}, {}).budget == 2 << 30
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"binary.toml: "):
         load(tmp_path / "binary.toml", {}, {})
@@ -301,6 +303,8 @@ def test_each_device_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert Config(device="cuda:1").folder == default_folder("cuda:1")
     assert default_folder("cuda:1") == Path("/run/user/1/swapd/cuda1")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert str(default_folder("host")).startswith("/tmp/swapd-")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "relative")
     assert str(default_folder("host")).startswith("/tmp/swapd-")
 
 
@@ -318,6 +322,8 @@ def test_the_swap_log_is_in_a_folder_that_a_service_manager_does_not_empty(
     monkeypatch.delenv("STATE_DIRECTORY")
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
+    assert Config().swap_log_path == Path("/home/me/.local/state/swapd/host/swap-log.jsonl")
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
     assert Config().swap_log_path == Path("/home/me/.local/state/swapd/host/swap-log.jsonl")
 
 

@@ -315,8 +315,9 @@ def default_folder(device: str) -> Path:
 
 
 def _runtime_folders() -> Path:
-    base = os.environ.get("XDG_RUNTIME_DIR")  # noqa: TID251
-    return Path(base) / "swapd" if base else Path(f"/tmp/swapd-{os.getuid()}")
+    base = Path(os.environ.get("XDG_RUNTIME_DIR", ""))  # noqa: TID251
+    # a relative one is to be ignored: each working folder would have a daemon of its own
+    return base / "swapd" if base.is_absolute() else Path(f"/tmp/swapd-{os.getuid()}")
 
 
 def logs_left_by(folder: Path) -> list[Path]:
@@ -325,11 +326,12 @@ def logs_left_by(folder: Path) -> list[Path]:
 
 
 def state_folder() -> Path:
-    base = os.environ.get("XDG_STATE_HOME")  # noqa: TID251
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))  # noqa: TID251
     try:
-        return (Path(base) if base else Path("~/.local/state").expanduser()).absolute() / "swapd"
+        usual = Path("~/.local/state")
+        return (base if base.is_absolute() else usual.expanduser().absolute()) / "swapd"
     except RuntimeError:  # without $HOME, this user has none, as in some containers
-        return _runtime_folders().absolute()
+        return _runtime_folders()
 
 
 def _folder_name(device: str) -> str:

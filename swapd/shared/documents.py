@@ -51,7 +51,7 @@ def read(path: Path, most: int = PEOPLE_MAX_BYTES) -> str:
     if len(data) > most:
         raise BadDocument(f"it has more than {size(most)}")
     try:
-        return data.decode()
+        return data.decode("utf-8-sig")  # editors of Windows write its mark
     except UnicodeDecodeError as exc:
         raise BadDocument(str(exc)) from exc
 
