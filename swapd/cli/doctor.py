@@ -10,14 +10,22 @@ from swapd import doctor as checks
 from swapd.cli.common import Json, show
 from swapd.cli.target import ChosenDaemon
 from swapd.doctor import Check
+from swapd.shared import daemons
 from swapd.shared.text import counted
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
 def doctor(daemon: ChosenDaemon, json: Json = False) -> None:
-    """Check this machine. Ends with status 1 if a required part is missing."""
-    found = checks.examine(daemon.folder, daemon.timeout)
+    """Check this machine, and each daemon of this user, unless one is chosen.
+
+    Ends with status 1 if a required part is missing.
+    """
+    try:
+        folders = [daemon.folder]
+    except daemons.SeveralDaemons:
+        folders = [one.folder for one in daemons.running() if not one.unreachable]
+    found = checks.examine(folders, daemon.timeout)
     show(found, _page, json=json)
     if any(check.status == "fail" for check in found):
         sys.exit(1)

@@ -2,6 +2,8 @@
 
 import platform
 import resource
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from swapd.device.host import available_bytes, least_limit
@@ -11,8 +13,8 @@ from swapd.doctor.host import Check
 __all__ = ["Check", "examine"]
 
 
-def examine(folder: Path, timeout: float) -> list[Check]:
-    """Return all checks, for a daemon whose runtime folder is `folder`."""
+def examine(folders: Iterable[Path], timeout: float) -> list[Check]:
+    """Return all checks, for daemons with these runtime folders."""
     return [
         Check("python", "ok", platform.python_version()),
         host.kernel(platform.system(), platform.release()),
@@ -25,8 +27,9 @@ def examine(folder: Path, timeout: float) -> list[Check]:
         host.memory(available_bytes(), least_limit()),
         host.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         host.locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
-        host.folder_usable(folder),
-        *daemon.examine(folder, timeout),
+        *chain.from_iterable(
+            (host.folder_usable(folder), *daemon.examine(folder, timeout)) for folder in folders
+        ),
         host.package("pyzmq", needed=True),
         host.package("msgspec", needed=True),
         host.package("uvloop", needed=True, extra="daemon"),

@@ -10,11 +10,14 @@ from typing import Any, NoReturn
 import pytest
 
 from swapd import __version__
+from swapd.cli import doctor as command
+from swapd.cli.target import ChosenDaemon
 from swapd.device.host import Group
 from swapd.doctor import Check
 from swapd.doctor import host as doctor
 from swapd.doctor.daemon import examine, of_status
-from swapd.shared import vm
+from swapd.shared import daemons, vm
+from swapd.shared.daemons import RunningDaemon
 from swapd.shared.protocol import SessionStatus
 
 from .conftest import Running, on_terminal, swapd
@@ -172,6 +175,19 @@ def test_the_command_as_json(folder: Path) -> None:
     rows = json.loads(swapd("doctor", "--json", "-e", folder).stdout)
     assert {row["status"] for row in rows} <= {"ok", "warn"}
     assert {"kernel", "memfd", "mremap", "runtime folder", "gpu"} <= {row["name"] for row in rows}
+
+
+def test_each_of_several_daemons_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [RunningDaemon(pid, tmp_path / str(pid), "") for pid in (7, 8)]
+    monkeypatch.setattr(daemons, "running", lambda: found)
+    monkeypatch.delenv("SWAPD_ENDPOINT", raising=False)
+    command.doctor(ChosenDaemon(), json=True)
+    rows = json.loads(capsys.readouterr().out)
+    folders = [row["found"] for row in rows if row["name"] == "runtime folder"]
+    assert folders == [f"{one.folder}, still to be made" for one in found]
+    assert sum(row["name"] == "daemon" for row in rows) == 2
 
 
 def test_the_command_on_a_terminal(folder: Path) -> None:
