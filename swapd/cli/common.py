@@ -34,6 +34,9 @@ Json = Annotated[bool, typer.Option("--json", help="JSON for scripts")]
 #: Width without a terminal: enough for every table.
 _WIDE = 200
 
+#: How the kernel marks a folder that was removed.
+_GONE = " (deleted)"
+
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 
 T = TypeVar("T")
@@ -165,6 +168,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             lines = str(exc).splitlines() if isinstance(exc, SpawnError) else [str(exc)]
             for line in lines:
                 say_error(line)
+            if isinstance(exc, FileNotFoundError) and os.readlink("/proc/self/cwd").endswith(_GONE):
+                say_error("the folder in which this command runs was removed: cd to another")
             sys.exit(1)
 
     run.__signature__ = _joined(own, options)  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from swapd.core import actions, events
 from swapd.log import history
 from swapd.log.history import RecordContext, StoryStep
 from swapd.log.reader import LogLine
+from swapd.shared.protocol import NAMES_SHOWN
 from swapd.shared.text import counted, plain
 from swapd_client import UnknownComponent
 
@@ -68,7 +69,9 @@ def _unknown(name: str, lines: Sequence[LogLine]) -> str:
     if near:
         hint = f"did you mean {' or '.join(map(repr, near))}?"
     else:
-        hint = f"it has {', '.join(map(plain, sorted(names))) or 'no component'}"
+        more = ", ..." * (len(names) > NAMES_SHOWN)
+        shown = ", ".join(map(plain, sorted(names)[:NAMES_SHOWN]))
+        hint = f"it has {shown or 'no component'}{more}"
     return f"the swap log does not have {name!r}; {hint}"
 
 

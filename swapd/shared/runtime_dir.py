@@ -32,7 +32,7 @@ NAMES = {LIFELINE, RPC, EVENTS, LOCK, KEEPER, SWAP_LOG, f"{SWAP_LOG}.1", STARTIN
 
 #: Longer than the process id in a lock.
 _LOCK_MAX_BYTES = 32
-ELSEWHERE = "choose another --runtime-dir"
+ELSEWHERE = "choose another --runtime-dir (or $XDG_RUNTIME_DIR)"
 #: Part of the error of a daemon that finds the folder claimed.
 ANOTHER = "another swapd"
 

@@ -64,6 +64,21 @@ def _until_used(process: "subprocess.Popen[str]") -> None:
 # --- runs --------------------------------------------------------------------------------
 
 
+def test_a_folder_that_was_removed_under_the_shell_is_said(tmp_path: Path) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    program = "import os, swapd.cli as cli; os.rmdir(os.getcwd()); cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "run", "--", "true"],
+        env=environment(),
+        cwd=gone,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "the folder in which this command runs was removed: cd to another" in done.stderr
+
+
 def test_a_command_finds_its_daemon_and_a_sum_is_told(home: Path) -> None:
     done = swapd("run", "--budget", "16MiB", "--", sys.executable, PROGRAM, "end")
     assert done.stdout == "used\n"

@@ -4,6 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from swapd.core.events import SessionRequest
+from swapd.log.records import Record, render
+from swapd.shared.protocol import NAMES_SHOWN, Register
+from tests.files import file_with
+
 from .conftest import Running, json_lines, serve, swapd
 
 
@@ -78,6 +83,16 @@ def test_an_unknown_name_says_so_with_the_near_ones(swap_log: Path) -> None:
     assert "does not have 'talkr'; did you mean 'talker' or 'thinker'?" in line
     far = swapd("log", "zzz", "--file", swap_log, status=1).stderr
     assert "it has talker, thinker" in far
+
+
+def test_an_unknown_name_lists_some_of_thousands(tmp_path: Path) -> None:
+    asked = (SessionRequest(0.0, 1, Register(n, f"block/{n}", 1, "")) for n in range(1, 2001))
+    lines = (render(Record(n, 0, 0.0, event=one)) for n, one in enumerate(asked, 1))
+    log = file_with(tmp_path / "log", b"\n".join(lines).decode())
+    said = swapd("log", "zzz", "--file", log, status=1).stderr
+    assert "; it has block/1, block/10, " in said
+    assert said.count("block/") == NAMES_SHOWN
+    assert said.endswith(", ...\n")
 
 
 def test_what_has_no_effect_on_it_is_refused() -> None:
