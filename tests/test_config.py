@@ -308,6 +308,21 @@ def test_each_device_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert str(default_folder("host")).startswith("/tmp/swapd-")
 
 
+def test_an_empty_variable_counts_as_not_set() -> None:
+    empty = {"SWAPD_BUDGET": "", "SWAPD_DEVICE": "", "SWAPD_HTTP": "", "SWAPD_LINGER": ""}
+    assert load(None, {}, empty) == Config()
+
+
+def test_a_device_that_there_is_not_gets_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for device in ("", "nope"):
+        done = CliRunner().invoke(app_of(), ["serve", "--device", device])
+        assert f"there is no device {device!r}; use --device host" in done.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_swap_log_is_in_a_folder_that_a_service_manager_does_not_empty(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -117,10 +117,10 @@ def serve(
     config = config and config.absolute()
     read = partial(load, config, given, defaults={"device": usual})
     settings = read()
+    number_of(settings.device, settings.budget, settings.chunk_bytes, settings.bandwidth)
     if check:
         with needed("swapd serve"):
             import uvloop  # noqa: F401
-        number_of(settings.device, settings.budget, settings.chunk_bytes, settings.bandwidth)
         reachable(settings)
         what = f"{canonical(settings.device)}, {_served(settings)}, in {settings.folder}"
         typer.echo(f"swapd {__version__} would serve {what}")  # read by `swapd upgrade`

@@ -437,8 +437,8 @@ def watchdog_s() -> float | None:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found, strange = {}, []
     for variable, value in environ.items():
-        if not variable.startswith("SWAPD_") or variable in _NO_SETTINGS:
-            continue
+        if not variable.startswith("SWAPD_") or variable in _NO_SETTINGS or not value:
+            continue  # empty, as where a composer's own variable is missing, is not set
         name = variable.removeprefix("SWAPD_").lower()
         if name in _KINDS and not _SERVICE.match(value):
             found[name] = _parse(name, value, f"${variable}")
