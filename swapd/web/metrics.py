@@ -26,7 +26,10 @@ class _Families(list[Metric]):
 
 
 def render(status: Status, age_s: float, accept: str) -> tuple[bytes, str]:
-    encode, kind = choose_encoder(accept)
+    try:
+        encode, kind = choose_encoder(accept)
+    except (TypeError, ValueError):  # it raises at a version that is no number
+        encode, kind = choose_encoder("")
     return encode(_Families(_families(status, age_s))), kind
 
 

@@ -81,6 +81,12 @@ def test_every_metric_that_is_served_is_explained(served: Served) -> None:
         assert re.sub("_(bucket|sum|count)$", "", name) in page, name
 
 
+def test_a_scrape_that_asks_for_a_strange_version_gets_the_metrics(served: Served) -> None:
+    answer = served.ask("/metrics", Accept="application/openmetrics-text; version=new")
+    assert answer.status == 200
+    assert "swapd_arena_bytes" in answer.text
+
+
 def test_alerts_watch_for_a_page_that_is_gone_in_the_job_that_the_pages_name() -> None:
     """What a process exports says nothing any more once that process is gone."""
     alerts = expressions(yaml.safe_load(RULES.read_text()))
