@@ -66,7 +66,7 @@ def run(
             gc.freeze()  # the loop waits for collections, which need not scan imported modules
             upgrades = uvloop.run(daemon.run(lambda: _ready(config, page)))
         logging.shutdown()
-        if upgrades and command:
+        if upgrades and command and not daemon.told_to_stop:
             folder.leave_locked()
             os.execvp(command[0], command)
         os._exit(0)  # its threads may use the device; the folder is locked until its memory is free

@@ -69,6 +69,8 @@ class Daemon:
         self._reads = False
         self._own = own
         self._may_upgrade, self._upgrades = may_upgrade, False
+        #: Whether it was told to stop since `upgrade`, perhaps after the loop has ended.
+        self.told_to_stop = False
         self._device = device
         self._folder = folder
         self._core = Residency(device.chunks, device.chunk_bytes, _rules(config))
@@ -145,6 +147,11 @@ class Daemon:
             log.warning("upgrading: sessions end, and their processes join the next version")
             self._upgrades = True
             self._stop.set()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._note_stop)  # the loop's handlers are called as before
+
+    def _note_stop(self, *_: object) -> None:
+        self.told_to_stop = True
 
     def _stop_unused(self, linger_s: float) -> None:
         """Stop, and accept no more clients: they must find the next daemon."""

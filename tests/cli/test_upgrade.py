@@ -218,6 +218,20 @@ def test_a_stop_meanwhile_stops(daemon: Running) -> None:
     daemon.process.wait(60)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_stops_while_the_first_program_still_ends(
+    folder: Path, number: signal.Signals
+) -> None:
+    """The end of the page's process takes a while, in which no loop runs."""
+    words = ["--device", "host", "--budget", "16MiB", "--http", "127.0.0.1:0"]
+    with ended(launched(folder, *words)) as running:
+        running.process.send_signal(signal.SIGUSR2)
+        while (folder / runtime_dir.LIFELINE).exists():
+            pass
+        running.process.send_signal(number)
+        running.process.wait(60)
+
+
 def test_nobody_else_takes_the_folder_meanwhile(folder: Path) -> None:
     """Between the two programs of one process."""
     first = (
