@@ -165,15 +165,19 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except (UserError, OSError) as exc:
-            lines = str(exc).splitlines() if isinstance(exc, SpawnError) else [str(exc)]
-            for line in lines:
+            for line in _lines(exc):
                 say_error(line)
-            if isinstance(exc, FileNotFoundError) and os.readlink("/proc/self/cwd").endswith(_GONE):
-                say_error("the folder in which this command runs was removed: cd to another")
             sys.exit(1)
 
     run.__signature__ = _joined(own, options)  # type: ignore[attr-defined]
     return run
+
+
+def _lines(exc: UserError | OSError) -> list[str]:
+    lines = str(exc).splitlines() if isinstance(exc, SpawnError) else [str(exc)]
+    if isinstance(exc, FileNotFoundError) and os.readlink("/proc/self/cwd").endswith(_GONE):
+        lines += ["the folder in which this command runs was removed: cd to another"]
+    return lines
 
 
 def _joined(
