@@ -69,6 +69,22 @@ def test_a_misspelt_key_is_told_the_right_name(key: Any, hint: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "config",
+    [{"kv": "auto"}, {"swapd": {}, "cpu_offload_enabled": True}, {"Swapd": {}}, {"swap": {}}],
+)
+def test_options_that_are_not_under_swapds_key_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=r"thinker.* in additional_config: {swapd: {\.\.\.}}"):
+        options_of(config, "stage 'thinker'")
+    assert options_of({"kda_prefill_backend": "auto"}, "stage 'thinker'") == Options()
+
+
+@pytest.mark.parametrize(("key", "value"), [("kv", "Auto"), ("kv", False), ("faults", "off")])
+def test_a_value_that_is_none_of_its_choices_is_told_them(key: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"one of (private, drop, auto, save|explain, silent);"):
+        of(**{key: value})
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         ("component", 3),

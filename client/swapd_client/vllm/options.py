@@ -5,8 +5,9 @@ its own options of the same names.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
 from math import isfinite
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -87,10 +88,17 @@ def options_of(
 ) -> Options:
     """Return the options of the stage that messages call `stage`. `flags`: further true options.
 
-    Raises: InvalidArgument, which names an option that is unknown, of a wrong type, or in
-    contradiction to another.
+    Raises: InvalidArgument, which names an option that is unknown, in the wrong place, of a wrong
+    type, or in contradiction to another.
     """
-    given = (additional_config or {}).get(KEY, {})
+    additional = additional_config or {}
+    for name in additional:  # else vLLM and swapd would both ignore it
+        if name in NAMES or (name != KEY and get_close_matches(str(name).lower(), [KEY])):
+            raise InvalidArgument(
+                f"{stage}: swapd does not read additional_config.{name}: its options are in "
+                f"additional_config: {{{KEY}: {{...}}}}"
+            )
+    given = additional.get(KEY, {})
     where = f"{stage}: additional_config.{KEY}"
     if not isinstance(given, Mapping):
         raise InvalidArgument(f"{where} must have keys, as in {{component: thinker}}: {given!r}")
@@ -182,7 +190,9 @@ def _converted(name: str, value: Any, where: str) -> Any:
         value = _FIRST[name](value) if name in _FIRST else value
         return msgspec.convert(value, _TYPES[name])
     except ValueError as exc:  # msgspec's errors too
-        raise InvalidArgument(f"{where}.{name}: {exc}; it is {value!r}") from exc
+        choices = get_args(_TYPES[name]) if get_origin(_TYPES[name]) is Literal else ()
+        problem = f"give one of {', '.join(choices)}" if choices else exc
+        raise InvalidArgument(f"{where}.{name}: {problem}; it is {value!r}") from exc
 
 
 # --- the flags of a diffusion stage --------------------------------------------------------
