@@ -11,6 +11,7 @@ import msgspec
 from swapd.plan import offload_flags
 from swapd.shared.config import ConfigError
 from swapd_client.offload.settings import OffloadSettings
+from swapd_client.vllm.options import name_of_model
 
 Kind = Literal["vllm", "vllm-omni", "other"]
 
@@ -92,7 +93,7 @@ def _kind(words: Sequence[str]) -> Kind:
 def component_of(command: Command) -> str:
     found = additional_of(command).get("swapd")
     named = found.get("component") if isinstance(found, dict) else None
-    return str(named or PurePath(command.model or "").name)
+    return str(named or name_of_model(command.model or ""))
 
 
 def additional_of(command: Command) -> dict[str, Any]:

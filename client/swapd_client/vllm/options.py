@@ -4,6 +4,7 @@ swapd takes over the offloading flags that a diffusion stage sets beside these f
 its own options of the same names.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from math import isfinite
@@ -81,6 +82,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 _OWN = tuple(n for n in Options.__struct_fields__ if n not in ("offload", "offload_said"))
 NAMES = (*_OWN, *settings.NAMES)
+
+
+def name_of_model(model: str) -> str:
+    """Return the name of a stage that has no other; "" if there is no model."""
+    return os.path.basename(model and os.path.abspath(model))  # "." has no name
 
 
 def options_of(

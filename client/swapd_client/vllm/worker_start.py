@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -21,7 +20,7 @@ from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, schedule
 from swapd_client.vllm.kept_content import NotKept
 from swapd_client.vllm.kept_weights import KeptWeights
 from swapd_client.vllm.neighbours import neighbours_of
-from swapd_client.vllm.options import KEY, Options, options_of
+from swapd_client.vllm.options import KEY, Options, name_of_model, options_of
 from swapd_client.vllm.ranks import Ranks, ranks_of, stage_of
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
@@ -272,7 +271,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
 
     def _stage_name(self, component: str) -> str:
         config, parallel = self.model_config, self.parallel_config
-        name = component or getattr(config, "model_stage", None) or Path(config.model).name
+        name = component or getattr(config, "model_stage", None) or name_of_model(config.model)
         return f"{name}.tp{self.rank}" if ranks_of(parallel) > 1 else str(name)
 
     def _read_bytes(self) -> int | None:
