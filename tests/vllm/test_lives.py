@@ -6,6 +6,7 @@ import pytest
 
 from tests.guarantees.harness import Daemon
 from tests.vllm.engines import (
+    MIB,
     REQUESTS,
     TOKENS,
     EngineFailed,
@@ -34,6 +35,17 @@ def test_without_a_daemon_the_start_fails_with_the_command_to_run(scene: Scene) 
     assert failed.value.kind == "NotRunning"
     assert "swapd serve" in failed.value.message
     assert "thinker" in failed.value.message
+
+
+def test_a_cell_whose_engine_did_not_start_may_run_again(scene: Scene, expected: Expected) -> None:
+    """vLLM finds that the cache holds no request when the weights are in swapd already."""
+    daemon = scene.daemon()
+    engine = scene.process("thinker")
+    arguments = on_swapd(scene.models / "thinker", daemon.folder, {"kv": "auto"})
+    with pytest.raises(EngineFailed, match="No available memory for the cache blocks"):
+        engine.start(**{**arguments, "kv_cache_memory_bytes": 4096})
+    engine.start(**{**arguments, "kv_cache_memory_bytes": 8 * MIB})
+    assert engine.generate(REQUESTS[0], TOKENS) == expected["thinker"][0]
 
 
 def test_a_daemon_that_dies_stops_nobody_and_after_its_restart_they_take_turns_again(

@@ -17,6 +17,7 @@ from vllm_omni.diffusion.worker.diffusion_worker import (
 )
 
 from swapd.shared import config
+from swapd_client.finalizers import when_collected
 from swapd_client.log import log
 from swapd_client.offload.registering import ToSource
 from swapd_client.offload.strategy import Kind
@@ -70,6 +71,7 @@ class _Swapd:
         self._moving = WeightMove(name, keep_place=worker.device.type == "cpu")
         gpu = number_of(worker.device)
         self.stage = Stage.connect(whole or options, name, gpu=gpu, rank=worker.rank, share=share)
+        when_collected(worker, self.stage.client.session, self.stage.close)
         self._start = StartTurn(name, gpus.folder_of(options.endpoint, gpu, worker.rank))
         self._share = share
         self.weights: Components | WholePipeline | None = None

@@ -15,6 +15,7 @@ from vllm.model_executor.offloader.base import NoopOffloader, set_offloader
 from vllm.v1.worker import gpu_worker
 
 from swapd_client.errors import InvalidArgument
+from swapd_client.finalizers import when_collected
 from swapd_client.log import log
 from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, scheduler, versions
 from swapd_client.vllm.kept_content import NotKept
@@ -147,6 +148,8 @@ class WorkerStart(_Above):  # type: ignore[misc]
             self._swapd = Stage.connect(
                 options, name, gpu=gpu, rank=self.rank, share=share, neighbours=neighbours
             )
+            # vLLM shuts no worker down whose start fails later on, in the caller's process
+            when_collected(self, self._swapd.client.session, self._swapd.close)
             if self.parallel_config.pipeline_parallel_size > 1:
                 self._swapd.turns.streaming.in_pipeline = True
                 if self.rank == 0 and (ranks := self._swapd.connection.ranks) is not None:
