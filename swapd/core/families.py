@@ -113,7 +113,9 @@ def _members(ledger: Ledger, key: Key, name: str) -> list[Component] | None:
 
 
 def why_no_pin(ledger: Ledger, asked: list[Component]) -> Refusal | None:
-    """Return why these cannot be pinned: every other component and every waiter must still fit."""
+    """Return why these cannot be pinned: every other component, every waiter, and the largest turn
+    of every session must still fit.
+    """
     if problem := next(filter(None, map(_cannot_stay, asked)), None):
         return problem
     stays = {c.name: c for c in asked if c.policy == c.own_policy}
@@ -145,6 +147,8 @@ def _needed(ledger: Ledger) -> Iterator[tuple[str, Sequence[Component]]]:
     for w in ledger.queue:
         what = f"{explain.asked_for(ledger, w)}, which {explain.who(ledger, w.session)} waits for,"
         yield what, [known[n] for n in w.names if n in known]
+    for number, session in ledger.sessions.items():
+        yield f"the largest turn of {explain.who(ledger, number)}", ledger.named(session.turn)
 
 
 def _why_no_unpin(ledger: Ledger, asked: list[Component]) -> Refusal | None:

@@ -93,6 +93,23 @@ def test_nothing_is_pinned_that_leaves_one_that_waits_no_room(make: Make) -> Non
     assert w.granted(waiting)
 
 
+def test_nothing_is_pinned_that_leaves_a_stage_between_two_turns_no_room(make: Make) -> None:
+    """Its next acquire would be refused, and end it."""
+    w = make(10)
+    s, looker = w.open(), w.open()
+    for name, chunks in (("a", 3), ("b", 4), ("c", 4)):
+        w.register(s, name, chunks)
+    turn = w.acquire(s, "b", "c")
+    w.settle()
+    w.release(turn)
+    refusal = w.refusal(w.pin(looker, "a"))
+    assert refusal.code == "too_large"
+    assert "the largest turn of" in refusal.message
+    assert accepted(w, w.pin(looker, "b")), "it is in the turn itself"
+    w.unregister(s, "c")
+    assert accepted(w, w.pin(looker, "a"))
+
+
 @pytest.mark.parametrize("ask", ["acquire", "register"])
 def test_a_request_that_never_fits_beside_pins_is_refused_with_the_way_out(
     make: Make, ask: str
