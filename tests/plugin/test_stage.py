@@ -285,6 +285,13 @@ def test_a_stage_whose_name_is_taken_is_told_what_to_do_and_is_as_it_was(
         assert torch.equal(model(X), Model()(X))
 
 
+def test_a_stage_that_does_not_fit_is_told_what_would(scene: Scene) -> None:
+    model = nn.ModuleDict({str(n): nn.Linear(1024, ROWS, bias=False) for n in range(3)})
+    with pytest.raises(TooLarge, match=r"--budget of 24MiB at least, or have layers stream, with"):
+        scene.connect("thinker").memory.take({"": model})
+    assert scene.daemon.status().components == ()
+
+
 def test_a_stage_whose_cache_does_not_fit_beside_its_weights_is_told_how_much_would(
     scene: Scene,
 ) -> None:

@@ -83,7 +83,12 @@ class StageMemory:
             layers.stream(parts, models, self._options, status.chunk_bytes, room)
         if not any(part.layers for part in parts):
             layers.divide(parts, models, status.chunk_bytes, room)
-        moved = self._components.register(client, parts, None if outside else content)
+        try:
+            moved = self._components.register(client, parts, None if outside else content)
+        except TooLarge:  # of one component; this says what the stage can do
+            held = chain.from_iterable(p.sources.values() for p in parts if not p.slots)
+            check_turn(client, stage, map(layers.nbytes_of, held))
+            raise
         try:
             check_turn(client, stage, self._components.sizes)
         except BaseException:
