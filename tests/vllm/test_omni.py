@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,7 +201,8 @@ def compare_classes() -> None:
     from vllm_omni.worker.gpu_generation_worker import GPUGenerationWorker
 
     from swapd_client.vllm.omni import ARWorker, GenerationWorker
-    from swapd_client.vllm.worker import SwapdWorkerMixin
+    from swapd_client.vllm.refusals import Unsupported
+    from swapd_client.vllm.worker import SwapdWorkerMixin, Worker
     from swapd_client.vllm.worker_start import WorkerStart
 
     later = {"discard", "compute_weight_checksums", "reset_weights"}  # since vLLM 0.31, and 0.32
@@ -210,6 +212,16 @@ def compare_classes() -> None:
         for name, method in (vars(WorkerStart) | vars(SwapdWorkerMixin)).items():
             if callable(method) and not name.startswith("_") and name not in later:
                 assert callable(getattr(theirs, name)), name
+    for wrong, kind, right in (
+        (Worker, "ar", "ARWorker"),
+        (ARWorker, "generation", "GenerationWorker"),
+        (GenerationWorker, "ar", "ARWorker"),
+    ):
+        worker: Any = object.__new__(wrong)
+        worker.model_config = SimpleNamespace(model_stage="talker", worker_type=kind)
+        worker.parallel_config = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
+        with pytest.raises(Unsupported, match=rf"'talker'.*{wrong.__name__}: .*omni\.{right}$"):
+            worker.init_device()
 
 
 def test_the_classes_that_a_stage_names_are_vllm_omnis_with_swapds_first(nursery: Nursery) -> None:

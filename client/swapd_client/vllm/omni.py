@@ -9,6 +9,10 @@ from swapd_client.vllm.worker import SwapdWorkerMixin
 class ARWorker(SwapdWorkerMixin, GPUARWorker):  # type: ignore[misc]
     """For autoregressive stages (thinker, talker)."""
 
+    _of_type = "ar"
+
 
 class GenerationWorker(SwapdWorkerMixin, GPUGenerationWorker):  # type: ignore[misc]
     """For generation stages (code2wav)."""
+
+    _of_type = "generation"

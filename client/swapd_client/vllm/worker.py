@@ -259,3 +259,5 @@ if config.is_disabled():
 
 class Worker(SwapdWorkerMixin, VllmWorker):  # type: ignore[misc]
     """For vLLM alone, on a GPU."""
+
+    _of_type = ""

@@ -51,16 +51,26 @@ class WorkerStart(_Above):  # type: ignore[misc]
     _swapd: Stage
     _start: StartTurn | None = None
     _moving: WeightMove
+    #: Stages that the class is for, by vllm-omni's `worker_type`; "": of vLLM alone. None: any.
+    _of_type: str | None = None
 
     # --- starting ------------------------------------------------------------------------
 
     def init_device(self) -> None:
         """Take the turn to start before vLLM reads the device's free memory.
 
-        Raises: UnsupportedVersion, InvalidArgument, NotRunning.
+        Raises: UnsupportedVersion, Unsupported, InvalidArgument, NotRunning.
         """
         register()  # if $VLLM_PLUGINS leaves the plugin out, this is the first call
         versions.check()
+        if (of_type := getattr(self.model_config, "worker_type", None)) and (
+            self._of_type not in (None, of_type)
+        ):
+            right = "ARWorker" if of_type == "ar" else "GenerationWorker"
+            raise Unsupported(
+                f"stage {self._stage_name('')!r} of vllm-omni computes nothing right with "
+                f"{type(self).__name__}: set worker_cls: swapd_client.vllm.omni.{right}"
+            )
         self._take_over_offloading()
         with self._starting(), once_ranks_meet(gpu_worker, self._begin_start):
             super().init_device()
