@@ -1,9 +1,13 @@
 """The daemon of each rank: one runtime folder for each GPU. Needs neither vllm nor torch."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swapd.shared import config
 from swapd_client.errors import SwapdError
+
+if TYPE_CHECKING:
+    from swapd_client.session.session import Session
 
 #: Placeholder in an endpoint for the number of the rank's GPU.
 GPU = "{gpu}"
@@ -30,6 +34,18 @@ def folder_of(endpoint: str, visible: int | None, rank: int = 0) -> Path:
             f"{said!r} is no endpoint: the only placeholder is {GPU}, the number of the GPU"
         )
     return Path(said)
+
+
+def check(session: "Session", visible: int | None, stage: str) -> None:
+    """Raise NoEndpoint unless the daemon serves torch's GPU of that number; None: a CPU."""
+    if (served := session.processor.index) != visible:
+        device = "a CPU" if visible is None else f"cuda:{visible}"
+        there = "no GPU" if served is None else f"this process's cuda:{served}"
+        raise NoEndpoint(
+            f"{stage} computes on {device}, and swapd at {session.endpoint} serves {there}: give "
+            f"the folder of that GPU's daemon, with {GPU} for its number, as in additional_config: "
+            f"{{swapd: {{endpoint: /run/swapd/gpu{GPU}}}}}"
+        )
 
 
 def number_of(visible: int) -> int:

@@ -85,7 +85,8 @@ class Stage:
         `name`: the stage's in the daemon; of a rank, "thinker.tp1". `gpu`: the GPU's number in this
         process, None on a CPU. `rank` and `share`: as in `Ranks`, if the stage has several ranks.
 
-        Raises: NotRunning, with the command to run; NoEndpoint, RanksApart, VersionMismatch.
+        Raises: NotRunning, with the command to run; NoEndpoint, RanksApart, VersionMismatch;
+        DeviceFailed.
         """
         folder = gpus.folder_of(options.endpoint, gpu, rank)
         ranks = share and Ranks(rank, folder, share, stage=stage_of(name))
@@ -93,6 +94,7 @@ class Stage:
             swapd_client.explain_faults()
         try:
             client = connect_to_start(folder, name)
+            gpus.check(client.session, gpu, name)
         except BaseException:
             if ranks is not None:
                 ranks.close()
