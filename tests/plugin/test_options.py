@@ -86,7 +86,7 @@ def test_a_misspelt_key_is_told_the_right_name(key: Any, hint: str) -> None:
 def test_options_that_are_not_under_swapds_key_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=r"thinker.* in additional_config: {swapd: {\.\.\.}}"):
         options_of(config, "stage 'thinker'")
-    assert options_of({"kda_prefill_backend": "auto"}, "stage 'thinker'") == Options()
+    assert options_of({"kda_prefill_backend": "auto", "swa": 1}, "stage 'thinker'") == Options()
 
 
 @pytest.mark.parametrize(("key", "value"), [("kv", "Auto"), ("kv", False), ("faults", "off")])

@@ -99,7 +99,8 @@ def options_of(
     """
     additional = additional_config or {}
     for name in additional:  # else vLLM and swapd would both ignore it
-        if name in NAMES or (name != KEY and get_close_matches(str(name).lower(), [KEY])):
+        near = get_close_matches(str(name).lower(), [KEY], cutoff=0.8)
+        if name in NAMES or (near and name != KEY):
             raise InvalidArgument(
                 f"{stage}: swapd does not read additional_config.{name}: its options are in "
                 f"additional_config: {{{KEY}: {{...}}}}"
