@@ -98,13 +98,7 @@ def options_of(
     type, or in contradiction to another.
     """
     additional = additional_config or {}
-    for name in additional:  # else vLLM and swapd would both ignore it
-        near = get_close_matches(str(name).lower(), [KEY], cutoff=0.8)
-        if name in NAMES or (near and name != KEY):
-            raise InvalidArgument(
-                f"{stage}: swapd does not read additional_config.{name}: its options are in "
-                f"additional_config: {{{KEY}: {{...}}}}"
-            )
+    _check_place(additional, stage)
     given = additional.get(KEY, {})
     where = f"{stage}: additional_config.{KEY}"
     if not isinstance(given, Mapping):
@@ -126,6 +120,16 @@ def options_of(
             f"{options.offload_group_size} layers cannot stream: set offload_group_size to more"
         )
     return options
+
+
+def _check_place(additional: Mapping[str, Any], stage: str) -> None:
+    for name in additional:  # else vLLM and swapd would both ignore it
+        near = get_close_matches(str(name).lower(), [KEY], cutoff=0.8)
+        if name in NAMES or (near and name != KEY):
+            raise InvalidArgument(
+                f"{stage}: swapd does not read additional_config.{name}: its options are in "
+                f"additional_config: {{{KEY}: {{...}}}}"
+            )
 
 
 def _with_flag(given: Mapping[str, Any], flag: str, where: str) -> Mapping[str, Any]:

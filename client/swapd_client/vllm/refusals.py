@@ -83,3 +83,16 @@ def refuse(refusals: Iterable[Refusal], config: Any, where: str) -> None:
     for has, why in refusals:
         if has(config):
             raise Unsupported(f"{where}: {why}")
+
+
+def refuse_type(worker: Any, stage: str) -> None:
+    """Refuse a worker of other stages than `_of_type`, vllm-omni's `worker_type`; "": vLLM's own.
+    A class without it is for any.
+    """
+    given = getattr(worker.model_config, "worker_type", None)
+    if given and getattr(worker, "_of_type", given) != given:
+        right = "ARWorker" if given == "ar" else "GenerationWorker"
+        raise Unsupported(
+            f"stage {stage!r} of vllm-omni computes nothing right with {type(worker).__name__}: "
+            f"set worker_cls: swapd_client.vllm.omni.{right}"
+        )

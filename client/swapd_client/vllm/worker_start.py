@@ -51,8 +51,6 @@ class WorkerStart(_Above):  # type: ignore[misc]
     _swapd: Stage
     _start: StartTurn | None = None
     _moving: WeightMove
-    #: Stages that the class is for, by vllm-omni's `worker_type`; "": of vLLM alone. None: any.
-    _of_type: str | None = None
 
     # --- starting ------------------------------------------------------------------------
 
@@ -63,14 +61,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
         """
         register()  # if $VLLM_PLUGINS leaves the plugin out, this is the first call
         versions.check()
-        if (of_type := getattr(self.model_config, "worker_type", None)) and (
-            self._of_type not in (None, of_type)
-        ):
-            right = "ARWorker" if of_type == "ar" else "GenerationWorker"
-            raise Unsupported(
-                f"stage {self._stage_name('')!r} of vllm-omni computes nothing right with "
-                f"{type(self).__name__}: set worker_cls: swapd_client.vllm.omni.{right}"
-            )
+        refusals.refuse_type(self, self._stage_name(""))
         self._take_over_offloading()
         with self._starting(), once_ranks_meet(gpu_worker, self._begin_start):
             super().init_device()
@@ -164,9 +155,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
                 self._swapd.turns.streaming.in_pipeline = True
                 if self.rank == 0 and (ranks := self._swapd.connection.ranks) is not None:
                     _warn_of_order(name, ranks)
-            self._moving = WeightMove(
-                name, keep_place=gpu is None
-            )  # a GPU has no room for them twice
+            self._moving = WeightMove(name, keep_place=gpu is None)  # a GPU has no room for two
             try:
                 with self._swapd.memory.loading(self._load_bytes(options)):
                     self._load(name, *args, **kwargs)
