@@ -54,15 +54,15 @@ class Rules(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class Renewal:
-    """A new host copy, beside the current one."""
+    """A new host copy of a component, beside the current one. Its worker fills it while the
+    component has no request to answer."""
 
+    of: "Component"
     uid: int
     #: The Update that began it.
     begun_by: int
-    #: The request to answer after the current step; None while the worker fills it.
-    request: int | None
-    #: While it is sealed: all components of the same Commit. They take effect together.
-    together: "tuple[Component, ...]" = ()
+    #: While it is sealed: all of the same Commit. They take effect together.
+    together: "tuple[Renewal, ...]" = ()
     sealed: bool = False
 
 

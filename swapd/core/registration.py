@@ -55,12 +55,7 @@ def _misnamed(ledger: Ledger, session: int, asked: Register) -> tuple[Code, str]
 
 
 def on_host_copy_made(ledger: Ledger, event: HostCopyMade) -> None:
-    c = _made_or_sealed(ledger, event.uid)
-    if c is None:
-        return
-    if c.renewal is not None:
-        answer(ledger, c, c.renewal)
-    else:
+    if (c := _made_or_sealed(ledger, event.uid)) is not None:
         registry.answer(ledger, c)
 
 
@@ -72,8 +67,9 @@ def on_commit(ledger: Ledger, session: int, asked: Commit) -> None:
         if name not in owns or is_workspace(name):
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
     parts = ledger.named(names)
-    if all(map(_is_being_filled, parts)):
-        return seal_together(ledger, tuple(parts), asked.id)
+    renewals = _being_filled(parts)
+    if len(renewals) == len(parts):
+        return _seal_together(ledger, renewals, asked.id)
     c = parts[0]
     if len(parts) > 1 or c.state is not State.FILLING or c.answer is not None:
         return ledger.refuse(key, "bad_request", explain.committed([c.name for c in parts]))
@@ -81,8 +77,8 @@ def on_commit(ledger: Ledger, session: int, asked: Commit) -> None:
     registry.order_now(ledger, SealHostCopy(c.uid, c.name))
 
 
-def _is_being_filled(c: Component) -> bool:
-    return c.renewal is not None and c.renewal.request is None
+def _being_filled(parts: list[Component]) -> tuple[Renewal, ...]:
+    return tuple(c.renewal for c in parts if c.renewal is not None and c.answer is None)
 
 
 def on_host_copy_sealed(ledger: Ledger, event: HostCopySealed) -> None:
@@ -93,7 +89,7 @@ def on_host_copy_sealed(ledger: Ledger, event: HostCopySealed) -> None:
     if c is None:
         return
     if c.renewal is not None:
-        sealed(ledger, c, c.renewal)
+        _sealed(ledger, c.renewal)
     else:
         registry.answer(ledger, c)
         c.enter(State.ABSENT)
@@ -130,12 +126,10 @@ def on_host_copy_failed(ledger: Ledger, event: HostCopyFailed) -> None:
         return registry.order_now(ledger, order)
     no_memory = event.code == "host_memory"
     why = explain.no_host_copy(ledger, c, event.why) if no_memory else event.why
-    if c.renewal is not None:
-        assert c.renewal.request is not None
-        ledger.refuse((c.session, c.renewal.request), event.code, why, names=(c.name,))
-        return give_up(ledger, c, c.renewal)
     assert c.answer is not None
     ledger.refuse((c.session, c.answer), event.code, why, names=(c.name,))
+    if c.renewal is not None:
+        return _give_up(ledger, c.renewal)
     registry.remove(ledger, c)
     registry.let_go_of_host_copy(ledger, c.uid)
 
@@ -162,7 +156,9 @@ def on_update(ledger: Ledger, session: int, asked: Update) -> None:
         return ledger.refuse(key, "bad_request", explain.written_under_a_lease(c))
     if c.renewal is not None:
         return ledger.refuse(key, "in_use", explain.being_updated(ledger, c))
-    begin(ledger, c, asked.id)
+    # the first host copy and the bytes on the device stay
+    c.renewal, c.answer = Renewal(c, ledger.next_uid(), asked.id), asked.id
+    registry.make_host_copy(ledger, c, c.renewal.uid, asked.id)
 
 
 def on_give_up(ledger: Ledger, session: int, asked: GiveUp) -> None:
@@ -174,10 +170,10 @@ def on_give_up(ledger: Ledger, session: int, asked: GiveUp) -> None:
         why = f"the update of {c.name!r} has taken place already; it cannot be given up"
         return ledger.refuse(key, "bad_request", why)
     if c.renewal is not None and c.renewal.begun_by == asked.update:
-        if c.renewal.request is not None:
+        if c.answer is not None:
             why = f"the update of {c.name!r} was given up by the session that began it"
-            ledger.refuse((c.session, c.renewal.request), "bad_request", why)
-        give_up(ledger, c, c.renewal)
+            ledger.refuse((c.session, c.answer), "bad_request", why)
+        _give_up(ledger, c.renewal)
     ledger.accept(key)
 
 
@@ -221,51 +217,32 @@ def on_forget(ledger: Ledger, session: int, asked: Forget) -> None:
 # --- updates: a second host copy takes the place of the first ------------------------------
 
 
-def begin(ledger: Ledger, c: Component, request: int) -> None:
-    """Order a second host copy. The first one and the bytes on the device stay."""
-    c.renewal = Renewal(ledger.next_uid(), request, request)
-    registry.make_host_copy(ledger, c, c.renewal.uid, request)
+def _give_up(ledger: Ledger, renewal: Renewal) -> None:
+    for one in renewal.together or (renewal,):
+        if one.of.renewal is one:  # else its component went with the session that ends
+            one.of.renewal = one.of.answer = None
+            registry.let_go_of_host_copy(ledger, one.uid)
 
 
-def answer(ledger: Ledger, c: Component, renewal: Renewal) -> None:
-    assert renewal.request is not None
-    ledger.accept((c.session, renewal.request))
-    renewal.request = None
+def _seal_together(ledger: Ledger, renewals: tuple[Renewal, ...], request: int) -> None:
+    for one in renewals:
+        one.of.answer, one.together = request, renewals
+        registry.order_now(ledger, SealHostCopy(one.uid, one.of.name))
 
 
-def _give_up(ledger: Ledger, c: Component, renewal: Renewal) -> None:
-    c.renewal = None
-    registry.let_go_of_host_copy(ledger, renewal.uid)
-
-
-def give_up(ledger: Ledger, c: Component, renewal: Renewal) -> None:
-    for one in renewal.together or (c,):
-        assert one.renewal is not None
-        _give_up(ledger, one, one.renewal)
-
-
-def seal_together(ledger: Ledger, parts: tuple[Component, ...], request: int) -> None:
-    for c in parts:
-        assert c.renewal is not None
-        c.renewal.request, c.renewal.together = request, parts
-        registry.order_now(ledger, SealHostCopy(c.renewal.uid, c.name))
-
-
-def sealed(ledger: Ledger, c: Component, renewal: Renewal) -> None:
+def _sealed(ledger: Ledger, renewal: Renewal) -> None:
     """Put all new host copies of a commit into effect once the last one is sealed."""
     renewal.sealed = True
-    renewals = [one.renewal for one in renewal.together]
-    if all(r is not None and r.sealed for r in renewals):
-        assert renewal.request is not None
-        ledger.accept((c.session, renewal.request))
+    if all(one.sealed and one.of.renewal is one for one in renewal.together):
+        registry.answer(ledger, renewal.of)
         for one in renewal.together:
-            assert one.renewal is not None
-            _renew(ledger, one, one.renewal)
+            _renew(ledger, one)
 
 
-def _renew(ledger: Ledger, c: Component, renewal: Renewal) -> None:
+def _renew(ledger: Ledger, renewal: Renewal) -> None:
     """The old bytes on the device leave at their last release."""
-    old, c.uid, c.renewal = c.uid, renewal.uid, None
+    c = renewal.of
+    old, c.uid, c.renewal, c.answer = c.uid, renewal.uid, None, None
     c.updated_by = renewal.begun_by
     move = ledger.moves.get(c.generation)
     if not (move and move.uid == old):

@@ -112,3 +112,23 @@ def test_what_is_about_to_go_can_be_acquired_no_more() -> None:
     assert "a" in w.ledger.components
     done = w.core.handle(events.SessionRequest(w.now, t, Acquire(10_002, ("a",), 2)))
     assert [a.code for a in done if isinstance(a, Refuse)] == ["unknown_component"]
+
+
+def test_several_updates_that_fail_between_two_steps_are_given_up() -> None:
+    """A worker that still maps a new host copy for writing may end before the seal fails."""
+    w = World(12)
+    s = w.open()
+    for name in "ab":
+        w.register(s, name, 2)
+    for name in "ab":
+        w.update(s, name)
+    w.make_masters()
+    w.commit(s, "a", "b")
+    w.core.handle(events.SessionEnds(w.now, s, 1))
+    for uid in list(w.making):
+        w.core.handle(events.HostCopyFailed(w.now, uid, "bad_request", "still mapped"))
+        check(w.core)
+    w.core.handle(events.SessionGone(w.now, s))
+    check(w.core)
+    assert remains(w.core, s) == []
+    assert not w.ledger.host.owners
