@@ -30,13 +30,12 @@ _seq = attrgetter("seq")
 # --- requests ----------------------------------------------------------------------------
 
 
-def on_acquire(ledger: Ledger, session: int, asked: Acquire) -> None:
-    key = (session, asked.id)
+def on_acquire(ledger: Ledger, key: Key, asked: Acquire) -> None:
     if leases.is_replayed(ledger, key):
         return ledger.refuse(key, "bad_request", explain.REPLAYED)
-    leases.note_use(ledger, (session, asked.agent), asked.holds)
+    leases.note_use(ledger, (key[0], asked.agent), asked.holds)
     due = 0 if asked.due_s is None else requests.due(asked.due_s, ledger.now)
-    w = _waiter(ledger, session, asked, asked.names, due)
+    w = _waiter(ledger, key, asked, asked.names, due)
     w.await_registration, w.early = asked.await_registration, asked.early
     w.overtake = asked.overtake
     missing = [n for n in w.names if not ledger.may_be_acquired(n)]
@@ -49,29 +48,26 @@ def on_acquire(ledger: Ledger, session: int, asked: Acquire) -> None:
     _ask(ledger, w, missing)
 
 
-def on_acquire_workspace(ledger: Ledger, session: int, asked: AcquireWorkspace) -> None:
-    key = (session, asked.id)
-    if leases.is_replayed(ledger, key):
+def on_acquire_workspace(ledger: Ledger, key: Key, asked: AcquireWorkspace) -> None:
+    returning = workspace_name(*key) in ledger.components  # its memory is on its way back
+    if returning or leases.is_replayed(ledger, key):
         return ledger.refuse(key, "bad_request", explain.REPLAYED)
-    if workspace_name(*key) in ledger.components:
-        return ledger.refuse(key, "bad_request", explain.REPLAYED)  # its memory is on its way back
     chunks = ledger.chunks_for(asked.nbytes)
     name = transfers.open_workspace(ledger, key, asked.nbytes, chunks)
-    leases.note_use(ledger, (session, asked.agent), asked.holds)
-    _ask(ledger, _waiter(ledger, session, asked, (name,)), [])
+    leases.note_use(ledger, (key[0], asked.agent), asked.holds)
+    _ask(ledger, _waiter(ledger, key, asked, (name,)), [])
 
 
 def _waiter(
     ledger: Ledger,
-    session: int,
+    key: Key,
     asked: Acquire | AcquireWorkspace,
     names: tuple[str, ...],
     due: int = 0,
 ) -> Waiter:
     ledger.arrivals += 1
     return Waiter(
-        session=session,
-        request=asked.id,
+        *key,
         agent=asked.agent,
         asked=names,
         names=ledger.expand(names),
@@ -84,12 +80,12 @@ def _waiter(
     )
 
 
-def on_cancel(ledger: Ledger, session: int, asked: Cancel) -> None:
-    key = (session, asked.acquire)
-    if w := ledger.queue.get(key):
+def on_cancel(ledger: Ledger, key: Key, asked: Cancel) -> None:
+    cancelled = key[0], asked.acquire
+    if w := ledger.queue.get(cancelled):
         forget(ledger, w)
-    elif not leases.end_start(ledger, key):
-        leases.take_back(ledger, key)
+    elif not leases.end_start(ledger, cancelled):
+        leases.take_back(ledger, cancelled)
 
 
 # --- in ----------------------------------------------------------------------------------

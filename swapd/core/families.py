@@ -14,8 +14,7 @@ Refusal = tuple[Code, str]
 # --- families ----------------------------------------------------------------------------
 
 
-def on_resize(ledger: Ledger, session: int, asked: Resize) -> None:
-    key = (session, asked.id)
+def on_resize(ledger: Ledger, key: Key, asked: Resize) -> None:
     if asked.name not in ledger.families:
         return ledger.refuse(key, "unknown_component", explain.no_family(ledger, asked.name))
     if problem := _never_stays(ledger, asked.name):
@@ -90,8 +89,7 @@ def room_to_keep(sizes: Sequence[int], room: int, beside: int) -> int:
 # --- pins --------------------------------------------------------------------------------
 
 
-def on_pin(ledger: Ledger, session: int, asked: Pin) -> None:
-    key = (session, asked.id)
+def on_pin(ledger: Ledger, key: Key, asked: Pin) -> None:
     members = _members(ledger, key, asked.name)
     if members is None:
         return
@@ -184,8 +182,7 @@ def _never_leaves(ledger: Ledger, asked: list[Component]) -> str:
 # --- evictions on request ------------------------------------------------------------------
 
 
-def on_evict_now(ledger: Ledger, session: int, asked: EvictNow) -> None:
-    key = (session, asked.id)
+def on_evict_now(ledger: Ledger, key: Key, asked: EvictNow) -> None:
     members = _members(ledger, key, asked.name)
     if members is None:
         return

@@ -198,9 +198,9 @@ def take_from_all(ledger: Ledger, c: Component) -> None:
 # another engine loads or borrows memory, that measurement means nothing.
 
 
-def on_acquire_start(ledger: Ledger, session: int, asked: AcquireStart) -> None:
+def on_acquire_start(ledger: Ledger, key: Key, asked: AcquireStart) -> None:
     """Refuse a session with leases, as others would wait for both, the turn and these."""
-    key, starts = (session, asked.id), ledger.starts
+    session, starts = key[0], ledger.starts
     if is_replayed(ledger, key):
         return ledger.refuse(key, "bad_request", explain.REPLAYED)
     if ledger.sessions[session].leases or any(other == session for other, _ in starts):
@@ -217,10 +217,10 @@ def on_acquire_start(ledger: Ledger, session: int, asked: AcquireStart) -> None:
         ledger.out.append(Waiting(*key, (THE_START,), explain.starting(ledger)))
 
 
-def on_release(ledger: Ledger, session: int, asked: Release) -> None:
+def on_release(ledger: Ledger, key: Key, asked: Release) -> None:
     # without effect if the lease was released before, or its session is gone
-    if not end_start(ledger, (session, asked.lease)):
-        release(ledger, session, asked)
+    if not end_start(ledger, (key[0], asked.lease)):
+        release(ledger, key[0], asked)
 
 
 def end_start(ledger: Ledger, key: Key) -> bool:

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from swapd.core import eviction, explain, predictions, requests, transfers, twins
 from swapd.core.actions import Foresee
 from swapd.core.ledger import Ledger
-from swapd.core.records import OPERATOR, Component, Follower
+from swapd.core.records import OPERATOR, Component, Follower, Key
 from swapd.core.states import State
 from swapd.shared.protocol import Follows, Prefetch
 
@@ -20,8 +20,7 @@ FOLLOWED_MAX = 256
 # --- prefetches --------------------------------------------------------------------------
 
 
-def on_prefetch(ledger: Ledger, session: int, asked: Prefetch) -> None:
-    key = (session, asked.id)
+def on_prefetch(ledger: Ledger, key: Key, asked: Prefetch) -> None:
     names = ledger.expand(asked.names)
     if asked.over is not None:
         names = tuple(name for name in names if ledger.may_be_acquired(name))
@@ -76,10 +75,9 @@ def declare_order(ledger: Ledger) -> None:
             ledger.followers.setdefault(after, {})[name] = Follower(name, after, OPERATOR)
 
 
-def on_follows(ledger: Ledger, session: int, asked: Follows) -> None:
+def on_follows(ledger: Ledger, key: Key, asked: Follows) -> None:
     """Replace the followers of `asked.after`, unless the rules name them, or those of `asked` were
     only observed and a session has declared others."""
-    key = (session, asked.id)
     before = ledger.followers.get(asked.after, {}).values()
     if any(f.session == OPERATOR or (asked.seen and not f.seen) for f in before):
         return ledger.accept(key)
@@ -87,7 +85,7 @@ def on_follows(ledger: Ledger, session: int, asked: Follows) -> None:
         return ledger.refuse(key, "bad_request", problem)
     _forget(ledger, asked.after)
     if asked.names:
-        ledger.followers[asked.after] = _followers(session, asked)
+        ledger.followers[asked.after] = _followers(key[0], asked)
     ledger.accept(key)
 
 

@@ -11,17 +11,17 @@ from swapd.core.events import (
     HostCopySealed,
 )
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Renewal, is_workspace
+from swapd.core.records import Component, Key, Renewal, is_workspace
 from swapd.core.states import State
 from swapd.shared.protocol import Code, Commit, Forget, GiveUp, Register, Unregister, Update
 
 
-def on_register(ledger: Ledger, session: int, asked: Register) -> None:
+def on_register(ledger: Ledger, key: Key, asked: Register) -> None:
     chunks = ledger.chunks_for(asked.nbytes)
-    if problem := _unregisterable(ledger, session, asked, chunks):
-        ledger.refuse((session, asked.id), *problem)
+    if problem := _unregisterable(ledger, key[0], asked, chunks):
+        ledger.refuse(key, *problem)
     else:
-        registry.register(ledger, session, asked, chunks)
+        registry.register(ledger, key[0], asked, chunks)
 
 
 def _unregisterable(
@@ -59,10 +59,10 @@ def on_host_copy_made(ledger: Ledger, event: HostCopyMade) -> None:
         registry.answer(ledger, c)
 
 
-def on_commit(ledger: Ledger, session: int, asked: Commit) -> None:
-    key = (session, asked.id)
+def on_commit(ledger: Ledger, key: Key, asked: Commit) -> None:
     names = dict.fromkeys((asked.name, *asked.also))
-    owns = ledger.sessions[session].owns if session in ledger.sessions else {}
+    session = ledger.sessions.get(key[0])
+    owns = session.owns if session is not None else {}
     for name in names:
         if name not in owns or is_workspace(name):
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
@@ -145,12 +145,11 @@ def _made_or_sealed(ledger: Ledger, uid: int) -> Component | None:
     return None
 
 
-def on_update(ledger: Ledger, session: int, asked: Update) -> None:
-    key = (session, asked.id)
+def on_update(ledger: Ledger, key: Key, asked: Update) -> None:
     c = ledger.components.get(asked.name)
     if c is None or not ledger.may_be_acquired(asked.name):
         return ledger.refuse(key, "unknown_component", explain.unknown(ledger, asked.name))
-    if c.session != session:
+    if c.session != key[0]:
         return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c, "update"))
     if c.mutable:
         return ledger.refuse(key, "bad_request", explain.written_under_a_lease(c))
@@ -161,10 +160,9 @@ def on_update(ledger: Ledger, session: int, asked: Update) -> None:
     registry.make_host_copy(ledger, c, c.renewal.uid, asked.id)
 
 
-def on_give_up(ledger: Ledger, session: int, asked: GiveUp) -> None:
-    key = (session, asked.id)
+def on_give_up(ledger: Ledger, key: Key, asked: GiveUp) -> None:
     c = ledger.components.get(asked.name)
-    if c is None or c.session != session:
+    if c is None or c.session != key[0]:
         return ledger.accept(key)
     if c.updated_by == asked.update:
         why = f"the update of {c.name!r} has taken place already; it cannot be given up"
@@ -177,12 +175,11 @@ def on_give_up(ledger: Ledger, session: int, asked: GiveUp) -> None:
     ledger.accept(key)
 
 
-def on_unregister(ledger: Ledger, session: int, asked: Unregister) -> None:
-    key = (session, asked.id)
+def on_unregister(ledger: Ledger, key: Key, asked: Unregister) -> None:
     c = ledger.components.get(asked.name)
     if c is None or c.workspace:
         return ledger.refuse(key, "unknown_component", explain.unknown(ledger, asked.name))
-    if c.session != session:
+    if c.session != key[0]:
         return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c, "unregister"))
     if c.leases or c.answer is not None or c.renewal is not None:
         return ledger.refuse(key, "in_use", explain.in_use(ledger, c))
@@ -202,8 +199,8 @@ def _unregister(ledger: Ledger, c: Component, asked: Unregister) -> None:
     ledger.replan |= c.name in ledger.prefetches  # other prefetches wait for it no longer
 
 
-def on_forget(ledger: Ledger, session: int, asked: Forget) -> None:
-    key, host = (session, asked.id), ledger.host
+def on_forget(ledger: Ledger, key: Key, asked: Forget) -> None:
+    host = ledger.host
     known = {uid: {c.name, c.part_of, c.content} for uid in host.kept for c in (host.owners[uid],)}
     for name in asked.names:
         if not any(name in names for names in known.values()):

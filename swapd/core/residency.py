@@ -33,7 +33,7 @@ from swapd.core.events import (
 )
 from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
-from swapd.core.records import Component, Rules, Transfer
+from swapd.core.records import Component, Key, Rules, Transfer
 from swapd.core.states import State
 from swapd.shared import protocol
 from swapd.shared.units import size
@@ -197,8 +197,8 @@ _HANDLERS: dict[type, Callable[[Ledger, Any], None]] = {
     events.Unread: sessions.on_unread,
 }
 
-#: Handlers of requests: `on_x(ledger, session, request)`, at `ledger.now`.
-_REQUESTS: dict[type, Callable[[Ledger, int, Any], None]] = {
+#: Handlers of requests: `on_x(ledger, key, request)`, at `ledger.now`. All answers go to the key.
+_REQUESTS: dict[type, Callable[[Ledger, Key, Any], None]] = {
     protocol.Acquire: admission.on_acquire,
     protocol.AcquireWorkspace: admission.on_acquire_workspace,
     protocol.AcquireStart: leases.on_acquire_start,
@@ -261,10 +261,11 @@ class Residency:
         ledger.now = event.now
         if type(event) is events.SessionRequest:
             asked = ledger.request = event.request
+            key = event.session, asked.id
             if ledger.stopping and isinstance(asked, _BEGINS):
-                ledger.refuse((event.session, asked.id), "stopping", explain.STOPPING)
+                ledger.refuse(key, "stopping", explain.STOPPING)
             else:
-                _REQUESTS[type(asked)](ledger, event.session, asked)
+                _REQUESTS[type(asked)](ledger, key, asked)
         else:
             _HANDLERS[type(event)](ledger, event)
         if ledger.room_differs:
