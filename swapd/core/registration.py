@@ -3,13 +3,7 @@
 from swapd.core import admission, explain, registry, requests, transfers
 from swapd.core.actions import MakeHostCopy, SealHostCopy
 from swapd.core.contents import DueHostCopy
-from swapd.core.events import (
-    HostCopiesPinned,
-    HostCopyFailed,
-    HostCopyFound,
-    HostCopyMade,
-    HostCopySealed,
-)
+from swapd.core.events import HostCopyFailed, HostCopyFound, HostCopyMade, HostCopySealed
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Renewal, is_workspace
 from swapd.core.states import State
@@ -107,10 +101,6 @@ def on_host_copy_found(ledger: Ledger, event: HostCopyFound) -> None:
     due = ledger.host.contents.ask(uid, 0, key, ledger.now, certain=True)
     assert due == DueHostCopy(uid), "found twice, or too late"
     registry.order_now(ledger, SealHostCopy(uid, c.name))
-
-
-def on_host_copies_pinned(ledger: Ledger, event: HostCopiesPinned) -> None:
-    """Do nothing: the event is for the record."""
 
 
 def on_host_copy_failed(ledger: Ledger, event: HostCopyFailed) -> None:

@@ -54,11 +54,10 @@ def on_copied_in(ledger: Ledger, event: CopiedIn) -> None:
     if move.lane is not None:
         times = ledger.counts.copy_in_s
         copy_s = transfers.copied(ledger, move, c.bytes_in, times, event.took_s)
-    if not ledger.is_current(c):
-        return sessions.abandon(ledger, move)
-    _end_copy_of(ledger, move)
+    if not _is_still_there(ledger, move):
+        return
     if c.state is State.STOPPING:
-        return transfers.stopped(ledger, c)
+        return transfers.vacate(ledger, c)
     ledger.idle.drop(c)
     transfers.loaded(ledger, c, copy_s)
     admission.let_in(ledger, c)
@@ -69,21 +68,15 @@ def on_copied_in(ledger: Ledger, event: CopiedIn) -> None:
 
 def on_copy_stopped(ledger: Ledger, event: CopyStopped) -> None:
     move = ledger.moves.pop(event.generation)
-    if not ledger.is_current(move.component):
-        return sessions.abandon(ledger, move)
-    _end_copy_of(ledger, move)
-    transfers.stopped(ledger, move.component)
+    if _is_still_there(ledger, move):
+        transfers.vacate(ledger, move.component)
 
 
 def on_copied_out(ledger: Ledger, event: CopiedOut) -> None:
     move = ledger.moves.pop(event.generation)
-    c = move.component
-    nbytes = c.bytes_back
-    transfers.copied(ledger, move, nbytes, ledger.counts.copy_out_s)
-    if ledger.is_current(c):
-        transfers.saved(ledger, c, nbytes)
-    else:
-        sessions.abandon(ledger, move)
+    transfers.copied(ledger, move, move.component.bytes_back, ledger.counts.copy_out_s)
+    if _is_still_there(ledger, move):
+        transfers.saved(ledger, move.component)
 
 
 def on_copy_failed(ledger: Ledger, event: CopyFailed) -> None:
@@ -95,11 +88,10 @@ def on_copy_failed(ledger: Ledger, event: CopyFailed) -> None:
     if move.lane is None:
         return _lend_failed(ledger, c, event.why)
     move.lane.ended_at = event.now
-    if not ledger.is_current(c):
-        return sessions.abandon(ledger, move)
-    _end_copy_of(ledger, move)
+    if not _is_still_there(ledger, move):
+        return
     if c.state is State.STOPPING:
-        transfers.stopped(ledger, c)
+        transfers.vacate(ledger, c)
     elif c.state is State.LOADING:
         _load_failed(ledger, c, explain.copy_failed(ledger, c, event.why))
     elif c.scratch and not ledger.down:
@@ -164,9 +156,15 @@ def on_device_down(ledger: Ledger, event: DeviceDown) -> None:
     ledger.replan = True
 
 
-def _end_copy_of(ledger: Ledger, move: Transfer) -> None:
+def _is_still_there(ledger: Ledger, move: Transfer) -> bool:
+    """Return whether the component of a copy that has ended is there. Give back what only the copy
+    needed: chunks and host copy, if the component is gone; a host copy from before an update."""
+    if not ledger.is_current(move.component):
+        sessions.abandon(ledger, move)
+        return False
     if move.uid != move.component.uid:
         registry.let_go_of_host_copy(ledger, move.uid)
+    return True
 
 
 _HANDLERS: dict[type, Callable[[Ledger, Any], None]] = {
@@ -185,7 +183,7 @@ _HANDLERS: dict[type, Callable[[Ledger, Any], None]] = {
     events.HostCopyFailed: registration.on_host_copy_failed,
     events.HostCopyFound: registration.on_host_copy_found,
     events.MemoryMissing: transfers.missing_at_start,
-    events.HostCopiesPinned: registration.on_host_copies_pinned,
+    events.HostCopiesPinned: lambda ledger, event: None,  # for the record
     events.SessionOpened: sessions.on_session_opened,
     events.SessionEnds: sessions.on_session_ends,
     events.SessionGone: sessions.on_session_gone,

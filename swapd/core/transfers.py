@@ -240,18 +240,14 @@ def _leave_unsaved(ledger: Ledger, c: Component) -> None:
     """Unsaved scratch begins anew as zeros. For all else, the host copy has all bytes."""
     if c.dirty and c.scratch:
         c.kept, c.dirty = (), False
-    _vacate(ledger, c, bytes_back=0)
+    vacate(ledger, c)
 
 
-def stopped(ledger: Ledger, c: Component) -> None:
-    _vacate(ledger, c, bytes_back=0)
-
-
-def saved(ledger: Ledger, c: Component, nbytes: int) -> None:
-    c.dirty = False
+def saved(ledger: Ledger, c: Component) -> None:
+    bytes_back, c.dirty = c.bytes_back, False
     if c.scratch:
         c.kept = c.to_save
-    _vacate(ledger, c, bytes_back=nbytes)
+    vacate(ledger, c, bytes_back)
 
 
 def save_failed(ledger: Ledger, c: Component, why: str) -> None:
@@ -259,7 +255,7 @@ def save_failed(ledger: Ledger, c: Component, why: str) -> None:
     _leave_unsaved(ledger, c)
 
 
-def _vacate(ledger: Ledger, c: Component, bytes_back: int) -> None:
+def vacate(ledger: Ledger, c: Component, bytes_back: int = 0) -> None:
     twins.leave(ledger, c)
     ledger.pool.give(c.runs)
     c.enter(State.ABSENT)
