@@ -123,7 +123,7 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     if isinstance(found, Refusal):
         return refuse_as(ledger, w, found)
     _note_gaps(ledger, asked)
-    if found is not None:
+    if found:
         ledger.replan |= ledger.somebody_waits and sharing.is_missed(ledger, w, asked)
         return admit(ledger, w)
     if sharing.is_late(ledger, w):

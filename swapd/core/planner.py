@@ -3,11 +3,11 @@
 An ordered eviction ends the state RESIDENT, so no decision counts a victim twice.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import islice
 
 from swapd.core import admission, deadlock, eviction, sharing, transfers, twins
-from swapd.core.eviction import Blocked, Room
+from swapd.core.eviction import Blocked, Refusal, Room
 from swapd.core.ledger import Ledger
 from swapd.core.queue import LOOKED_AT
 from swapd.core.records import Component, Key, Waiter
@@ -47,7 +47,7 @@ class Planner:
         ledger = self._ledger
         admission.refuse_late(ledger)  # 0
         if ledger.down:
-            self._refuse_what_cannot_come_in()
+            self._refuse_all(lambda w, asked: eviction.cannot_come_in(ledger, asked, w))
         ledger.replan = False
         self._planned_at = ledger.now
         self._plan_again_at = None
@@ -57,7 +57,8 @@ class Planner:
         self._close_all(in_the_way | wanted)
         if ledger.room_shrank:
             ledger.room_shrank = False
-            self._refuse_what_no_longer_fits()
+            self._refuse_all(lambda _, asked: eviction.never_fits(ledger, asked))
+            admission.refuse_deadlocked(ledger)
         if ledger.replan:
             return  # decide again before holders are told
         if not ledger.queue.queued:  # 3
@@ -70,17 +71,10 @@ class Planner:
         elif ledger.notices.hurried:
             ledger.take_time()
 
-    def _refuse_what_cannot_come_in(self) -> None:
+    def _refuse_all(self, problem_of: Callable[[Waiter, list[Component]], Refusal | None]) -> None:
         for w in list(self._ledger.queue.queued):
-            asked = self._ledger.named(w.names)
-            if problem := eviction.cannot_come_in(self._ledger, asked, w):
+            if problem := problem_of(w, self._ledger.named(w.names)):
                 admission.refuse_as(self._ledger, w, problem)
-
-    def _refuse_what_no_longer_fits(self) -> None:
-        for w in list(self._ledger.queue.queued):
-            if problem := eviction.never_fits(self._ledger, self._ledger.named(w.names)):
-                admission.refuse_as(self._ledger, w, problem)
-        admission.refuse_deadlocked(self._ledger)
 
     def _admit_all(self, wanted: set[str]) -> set[str]:
         """Admit waiters; return what is in the way of the first that must wait. Adds to `wanted`

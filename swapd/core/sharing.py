@@ -5,7 +5,6 @@ of the queue, so that fewer components come and go, and nobody starves.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from swapd.core.eviction import (
     Refusal,
@@ -25,15 +24,11 @@ from swapd.shared.protocol import NUMBER_MAX
 OVERTAKEN_LOADS = 64
 
 
-class Shared(NamedTuple):
-    """All components of the request are in or loading."""
-
-
-def at_once(ledger: Ledger, w: Waiter, asked: list[Component]) -> Refusal | Shared | None:
-    """Return the verdict on a request regardless of others; None: it needs memory."""
+def at_once(ledger: Ledger, w: Waiter, asked: list[Component]) -> Refusal | bool:
+    """Return the verdict on a request regardless of others: whether it needs no memory."""
     if ledger.down and (problem := cannot_come_in(ledger, asked, w)):
         return problem
-    return Shared() if may_share(ledger, w, asked) else never_fits(ledger, asked)
+    return may_share(ledger, w, asked) or never_fits(ledger, asked) or False
 
 
 def may_share(ledger: Ledger, w: Waiter, asked: Iterable[Component]) -> bool:

@@ -169,8 +169,8 @@ def forecast(
     found = sharing.at_once(ledger, w, components)
     if isinstance(found, eviction.Refusal):
         return Refused(asked.id, found.code, explain.refused(ledger, found))
-    w.queued = found is None
-    victims, waits = _room(core, w, components, now) if found is None else ([], [])
+    w.queued = not found
+    victims, waits = _room(core, w, components, now) if w.queued else ([], [])
     return _reply(ledger, asked.id, w, victims, waits, now)
 
 
