@@ -267,8 +267,6 @@ class Transfer:
     component: Component
     #: The host copy; 0 for a workspace.
     uid: int
-    #: The chunks to free at the end if the component is gone.
-    runs: Runs
     began: float
     #: None if nothing is copied.
     lane: Lane | None = None

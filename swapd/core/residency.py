@@ -142,10 +142,11 @@ def on_lent(ledger: Ledger, event: Lent) -> None:
 
 
 def on_reclaimed(ledger: Ledger, event: Reclaimed) -> None:
-    move = ledger.moves[event.generation]
+    c = ledger.moves[event.generation].component
     if event.runs:
-        return transfers.reclaimed_in_part(ledger, move, event.runs)
-    transfers.reclaimed(ledger, ledger.moves.pop(event.generation).component)
+        return transfers.reclaimed_in_part(ledger, c, event.runs)
+    del ledger.moves[event.generation]
+    transfers.reclaimed(ledger, c)
 
 
 def on_device_down(ledger: Ledger, event: DeviceDown) -> None:

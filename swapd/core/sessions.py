@@ -220,8 +220,8 @@ def _strand(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> Non
         twins.leave(ledger, c)
     writer = _writer(ledger, c, end)
     if move and move.lane is None:
-        ledger.pool.give(move.runs)  # nothing is copied there
-        move.runs = ()
+        ledger.pool.give(c.runs)  # nothing is copied there
+        c.runs = ()
     elif move:
         move.writer = writer
         if c.state is State.LOADING:
@@ -255,7 +255,7 @@ def _writer(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> int
 
 
 def abandon(ledger: Ledger, move: Transfer) -> None:
-    _free(ledger, move.runs, move.writer)
+    _free(ledger, move.component.runs, move.writer)
     registry.let_go_of_host_copy(ledger, move.uid)
     ledger.replan = True
 

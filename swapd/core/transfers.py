@@ -33,7 +33,7 @@ def load(ledger: Ledger, c: Component) -> None:
     c.used = c.kept_no_more = False
     twin = twins.take_chunks(ledger, c)
     lane = None if c.workspace or c.joined else ledger.lane_in
-    ledger.moves[c.generation] = Transfer(c, c.uid, c.runs, ledger.now, lane)
+    ledger.moves[c.generation] = Transfer(c, c.uid, ledger.now, lane)
     ledger.recount(c)
     in_use = ledger.pool.total - ledger.pool.free
     ledger.peak_chunks = max(ledger.peak_chunks, in_use)
@@ -230,7 +230,7 @@ def take_out(ledger: Ledger, c: Component) -> None:
     c.mapped = False
     if c.unsaved:
         c.enter(State.WRITING_BACK)
-        ledger.moves[c.generation] = Transfer(c, c.uid, c.runs, ledger.now, ledger.lane_out)
+        ledger.moves[c.generation] = Transfer(c, c.uid, ledger.now, ledger.lane_out)
         ledger.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs, c.to_save))
     else:
         _leave_unsaved(ledger, c)
@@ -312,7 +312,7 @@ def close_workspace(ledger: Ledger, c: Component) -> None:
 
 def reclaim(ledger: Ledger, c: Component) -> None:
     """Call this once the memory has been lent, not while that is under way."""
-    ledger.moves[c.generation] = Transfer(c, c.uid, c.runs, ledger.now)
+    ledger.moves[c.generation] = Transfer(c, c.uid, ledger.now)
     ledger.out.append(Reclaim(c.name, c.generation, c.runs))
 
 
@@ -326,11 +326,10 @@ def missing_at_start(ledger: Ledger, event: MemoryMissing) -> None:
     close_workspace(ledger, c)
 
 
-def reclaimed_in_part(ledger: Ledger, move: Transfer, runs: Runs) -> None:
+def reclaimed_in_part(ledger: Ledger, c: Component, runs: Runs) -> None:
     """The other chunks of the workspace are still out."""
-    c = move.component
     ledger.pool.give(runs)
-    c.runs = move.runs = without(move.runs, runs)
+    c.runs = without(c.runs, runs)
     chunks = count(runs)
     c.chunks -= chunks
     c.nbytes = c.chunks * ledger.chunk_bytes

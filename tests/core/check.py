@@ -70,7 +70,6 @@ def _of_all(ledger: Ledger, c: Component) -> dict[str, bool]:
         "idle": (c.name in ledger.idle) != ((_is_idle(c) or c.stoppable) and not stays),
         "copy and state": (move is not None) != moving,
         "frees": c.frees not in ((0, c.chunks) if c.evicting else (0,)),
-        "chunks and copy": c.state is State.LOADING and move is not None and c.runs != move.runs,
         "fixed": c.fixed != (c.chunks if fixed else 0),
     }
 
@@ -109,7 +108,7 @@ def _occupied(ledger: Ledger) -> Iterable[tuple[int, int]]:
 
 
 def _takers(ledger: Ledger) -> Counter[Runs]:
-    moving = [move.runs for move in ledger.moves.values()]
+    moving = [move.component.runs for move in ledger.moves.values()]
     return Counter([*moving, *(c.runs for c in _there(ledger) if c.generation not in ledger.moves)])
 
 
