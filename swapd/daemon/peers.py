@@ -258,10 +258,6 @@ class Peers(ABC):
         peer.session = session
         self._guests.leave(peer)
 
-    def tolerate(self, peer: Peer) -> None:
-        """Let a guest stay while there is room."""
-        self._guests.stay(peer)
-
     def unsettle(self, peer: Peer) -> None:
         """Make a peer of an ended session a guest, and drop its waiting replies."""
         peer.session = 0
