@@ -115,7 +115,8 @@ def room(
         return Room([], [], rivals)
     if w is None and asked[0].policy == "sequential":
         return Blocked([], [], [])
-    short = _short(ledger, missing, rivals)
+    of_rivals = sum([r.chunks for r in rivals if not r.evicting])
+    short = missing - ledger.pool.free - ledger.leaving - of_rivals
     going = _going(ledger, w, short, rivals, asked, may_evict, over)
     if going is not None:
         return Room(*going, rivals)
@@ -129,11 +130,6 @@ def steps_first(ledger: Ledger, w: Waiter | None, asked: list[Component]) -> Blo
     leaving = [c for c in asked if leaves_first(c, w)]
     coming = twins_coming(ledger, asked)
     return Blocked(leaving, coming, []) if leaving or coming else None
-
-
-def _short(ledger: Ledger, missing: int, rivals: list[Component]) -> int:
-    of_rivals = sum([r.chunks for r in rivals if not r.evicting])
-    return missing - ledger.pool.free - ledger.leaving - of_rivals
 
 
 def _going(
