@@ -42,17 +42,16 @@ async def test_after_a_shortage_of_descriptors_a_guest_goes_and_others_come_in(
     entries: asyncio.Queue[socket.socket] = asyncio.Queue()
     made_room: list[bool] = []
 
-    def make_room() -> bool:
+    def make_room(_: Door) -> bool:
         made_room.append(True)
         return True
 
-    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(Door, "make_room", make_room)
     listening = Door(
         tmp_path / "sock",
         socket.SOCK_STREAM,
-        loop,
+        asyncio.get_running_loop(),
         lambda sock, _: entries.put_nowait(sock),
-        make_room,
     )
     with connected(tmp_path / "sock"), await entries.get() as entered:
         assert entered.fileno() >= 0
@@ -68,17 +67,17 @@ async def test_without_room_a_guest_goes_for_the_newcomer_or_that_one_is_told_wh
     refusals: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     guests: list[Callable[[], None]] = []
 
-    def make_room() -> bool:
+    def make_room(_: Door) -> bool:
         for turn_out in guests[:1]:
             turn_out()
         return bool(guests and guests.pop(0))
 
+    monkeypatch.setattr(Door, "make_room", make_room)
     listening = Door(
         path,
         socket.SOCK_STREAM,
         asyncio.get_running_loop(),
         lambda sock, _: entries.put_nowait(sock),
-        make_room,
         lambda sock, code, why: refusals.put_nowait((code, why)),
     )
     with connected(path), await entries.get() as guest:

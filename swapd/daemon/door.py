@@ -36,50 +36,12 @@ class Guest(Protocol):
     pid: int
 
     def turn_out(self, why: str) -> None:
-        """Close the connection and remove it from `Guests`. `why` is for people."""
-
-
-class Guests:
-    """All guests of a door, oldest first."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._here: dict[Guest, asyncio.TimerHandle] = {}
-
-    def __len__(self) -> int:
-        return len(self._here)
-
-    def enter(self, guest: Guest) -> None:
-        """Add a guest, and turn it out after GUEST_S."""
-        why = f"belonged to no session for {GUEST_S:g} s"
-        self._here[guest] = self._loop.call_later(GUEST_S, guest.turn_out, why)
-        if len(self._here) > fds.share(GUESTS_MAX, GUESTS_SHARE):
-            self.make_room()
-
-    def stay(self, guest: Guest) -> None:
-        """Let a guest stay beyond GUEST_S, until there are too many."""
-        if guest in self._here:
-            self._here[guest].cancel()
-
-    def leave(self, guest: Guest) -> None:
-        timer = self._here.pop(guest, None)
-        if timer is not None:
-            timer.cancel()
-
-    def make_room(self) -> bool:
-        """Turn out the oldest guest of the process with the most; return False without guests."""
-        if not self._here:
-            return False
-        count = Counter(guest.pid for guest in self._here)
-        most = max(count.values())
-        guest = next(guest for guest in self._here if count[guest.pid] == most)
-        guest.turn_out(f"{len(self._here)} connections belong to no session; one has to go")
-        return True
+        """Close the connection, and call `Door.leave`. `why` is for people."""
 
 
 class Door:
     """Listens at `path`, and calls `on_entry(sock, pid)` for each connection of this user's
-    processes. The callee owns the socket, which is non-blocking."""
+    processes. The callee owns the socket, which is non-blocking. Has the guests, oldest first."""
 
     def __init__(
         self,
@@ -87,16 +49,14 @@ class Door:
         kind: socket.SocketKind,
         loop: asyncio.AbstractEventLoop,
         on_entry: Callable[[socket.socket, int], None],
-        make_room: Callable[[], bool],
         refuse: Callable[[socket.socket, Code, str], None] = lambda sock, code, why: None,
     ) -> None:
-        """`make_room()` turns out a guest, if there are any. `refuse(sock, code, why)` may tell a
-        refused client why; the door closes `sock`."""
+        """`refuse(sock, code, why)` may tell a refused client why; the door closes `sock`."""
         self._loop = loop
         self._on_entry = on_entry
-        self._make_room = make_room
         self._refuse = refuse
         self._pause: asyncio.TimerHandle | None = None
+        self._guests: dict[Guest, asyncio.TimerHandle] = {}
         self._sock = socket.socket(socket.AF_UNIX, kind)
         self._sock.setblocking(False)
         self._sock.bind(str(path))
@@ -113,6 +73,37 @@ class Door:
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
 
+    # --- guests --------------------------------------------------------------------------
+
+    def enter(self, guest: Guest) -> None:
+        """Add a guest, and turn it out after GUEST_S."""
+        why = f"belonged to no session for {GUEST_S:g} s"
+        self._guests[guest] = self._loop.call_later(GUEST_S, guest.turn_out, why)
+        if len(self._guests) > fds.share(GUESTS_MAX, GUESTS_SHARE):
+            self.make_room()
+
+    def stay(self, guest: Guest) -> None:
+        """Let a guest stay beyond GUEST_S, until there are too many."""
+        if guest in self._guests:
+            self._guests[guest].cancel()
+
+    def leave(self, guest: Guest) -> None:
+        timer = self._guests.pop(guest, None)
+        if timer is not None:
+            timer.cancel()
+
+    def make_room(self) -> bool:
+        """Turn out the oldest guest of the process with the most; return False without guests."""
+        if not self._guests:
+            return False
+        count = Counter(guest.pid for guest in self._guests)
+        most = max(count.values())
+        guest = next(guest for guest in self._guests if count[guest.pid] == most)
+        guest.turn_out(f"{len(self._guests)} connections belong to no session; one has to go")
+        return True
+
+    # --- entries -------------------------------------------------------------------------
+
     def _accept(self) -> None:
         try:
             sock, _ = self._sock.accept()
@@ -120,7 +111,7 @@ class Door:
             return
         except (OSError, MemoryError) as exc:
             log.error("cannot let in another connection (%s); again in %g s", exc, PAUSE_S)
-            self._make_room()
+            self.make_room()
             fd, loop = self._sock.fileno(), self._loop
             loop.remove_reader(fd)
             self._pause = loop.call_later(PAUSE_S, loop.add_reader, fd, self._accept)
@@ -132,7 +123,7 @@ class Door:
             self._turn_away(sock, "bad_request", "this daemon serves another user")
         elif fds.has_room(sock.fileno()):
             self._on_entry(sock, pid)
-        elif self._make_room() and (lower := _renumbered(sock)) is not None:
+        elif self.make_room() and (lower := _renumbered(sock)) is not None:
             self._on_entry(lower, pid)
         else:
             log.warning("refused process %d: %s", pid, fds.exhausted())

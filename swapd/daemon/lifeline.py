@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from swapd.daemon.door import Door, Guests
+from swapd.daemon.door import Door
 from swapd.device import DeviceError
 from swapd.shared.fds import EXHAUSTED, OwnedFd, has_room, recv_packet, send_packet
 from swapd.shared.protocol import (
@@ -324,18 +324,15 @@ class LifelineServer:
         self.on_unread = on_unread
         self._on_gone = on_gone
         self._lifelines: set[Lifeline] = set()
-        self._guests = Guests(loop)
-        self._door = Door(
-            path, socket.SOCK_SEQPACKET, loop, self._entered, self._guests.make_room, _refuse
-        )
+        self._door = Door(path, socket.SOCK_SEQPACKET, loop, self._entered, _refuse)
 
     def _entered(self, sock: socket.socket, pid: int) -> None:
         lifeline = Lifeline(sock, pid, self)
         self._lifelines.add(lifeline)
-        self._guests.enter(lifeline)
+        self._door.enter(lifeline)
 
     def hello(self, lifeline: Lifeline, message: Hello) -> None:
-        self._guests.leave(lifeline)
+        self._door.leave(lifeline)
         self._on_hello(lifeline, message)
 
     def drop(self, lifeline: Lifeline, code: Code, why: str) -> None:
@@ -346,7 +343,7 @@ class LifelineServer:
     def gone(self, lifeline: Lifeline) -> None:
         if lifeline in self._lifelines:
             self._lifelines.discard(lifeline)
-            self._guests.leave(lifeline)
+            self._door.leave(lifeline)
             lifeline.close()
             if lifeline.session:
                 self._on_gone(lifeline)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swapd.daemon import zmtp
-from swapd.daemon.door import Door, Guests
+from swapd.daemon.door import Door
 
 log = logging.getLogger("swapd.daemon.peers")
 
@@ -231,8 +231,7 @@ class Peers(ABC):
         self._all: set[Peer] = set()
         #: Bytes of incomplete messages, of all peers.
         self._kept = 0
-        self._guests = Guests(loop)
-        self._door = Door(path, socket.SOCK_STREAM, loop, self._entered, self._guests.make_room)
+        self._door = Door(path, socket.SOCK_STREAM, loop, self._entered)
 
     @abstractmethod
     def greeted(self, peer: Peer) -> None:
@@ -251,18 +250,18 @@ class Peers(ABC):
     def _entered(self, sock: socket.socket, pid: int) -> None:
         peer = Peer(sock, pid, self)
         self._all.add(peer)
-        self._guests.enter(peer)
+        self._door.enter(peer)
         peer.greet()
 
     def settle(self, peer: Peer, session: int) -> None:
         peer.session = session
-        self._guests.leave(peer)
+        self._door.leave(peer)
 
     def unsettle(self, peer: Peer) -> None:
         """Make a peer of an ended session a guest, and drop its waiting replies."""
         peer.session = 0
         peer.forget()
-        self._guests.enter(peer)
+        self._door.enter(peer)
 
     def count(self, peer: Peer, kept: int) -> None:
         """Count bytes of an incomplete message. If there are too many, turn out the peer with the
@@ -280,7 +279,7 @@ class Peers(ABC):
     def left(self, peer: Peer) -> None:
         self._kept -= peer.counted
         peer.counted = 0
-        self._guests.leave(peer)
+        self._door.leave(peer)
         self._all.discard(peer)
         self.gone(peer)
 

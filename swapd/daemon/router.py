@@ -268,7 +268,7 @@ class Publisher(Peers):
     def greeted(self, peer: Peer) -> None:
         if peer not in self._subscribers:
             self._subscribers[peer] = _Subscriber(peer)
-            self._guests.stay(peer)
+            self._door.stay(peer)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
         verb, topic = frames[0][:1], frames[0][1:]
