@@ -69,10 +69,6 @@ class ChunkPool:
     def runs(self) -> Runs:
         return tuple(zip(self._starts, self._lengths, strict=True))
 
-    def by_length(self) -> tuple[tuple[int, int], ...]:
-        """Return the free runs as (length, first chunk), the shortest first."""
-        return tuple((n, -minus) for n, minus in self._by_length)
-
     def _choose(self, need: int) -> Runs:
         i = bisect_left(self._by_length, (need, -self.total))
         if need and i < len(self._by_length):

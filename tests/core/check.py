@@ -97,7 +97,7 @@ def _chunks(ledger: Ledger) -> None:
         end += n
     _same("chunks", end, ledger.pool.total)
     _same("free", ledger.pool.free, count(free))
-    _same("free by length", sorted(ledger.pool.by_length()), sorted((n, i) for i, n in free))
+    _same("free by length", ledger.pool._by_length, sorted((n, -i) for i, n in free))
 
 
 def _occupied(ledger: Ledger) -> Iterable[tuple[int, int]]:
