@@ -15,7 +15,7 @@ from threading import get_ident
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from swapd.shared import protocol
-from swapd_client import rejoining
+from swapd_client import agents, rejoining
 from swapd_client.async_lease import Acquiring, AsyncLease
 from swapd_client.cancellation import cancellable, in_thread
 from swapd_client.checks import Uncopied, check_seconds
@@ -276,7 +276,7 @@ class AsyncClient(Uncopied, AbstractAsyncContextManager["AsyncClient"]):
 
     async def _join_next(self, error: DaemonGone, until: float) -> None:
         """As `Client._join_next`. One task waits in a thread, the others for that task."""
-        if self.session.leases.held_by(id(asyncio.current_task())):
+        if self.session.leases.held_by(agents.task()):
             raise error
         async with self._joining:
             await cancellable(partial(self._client._join_next, error, until))
@@ -327,7 +327,7 @@ class AsyncLeasing:
             return await self._acquire(asked, trace)
 
     async def _acquire(self, asked: LeaseRequest, trace: Trace | None) -> AsyncLease:
-        session, task = self.session, id(asyncio.current_task())
+        session, task = self.session, agents.task()
         leases = session.leases
         record = record_of(session, session.next_id(), asked, task)
         request = asked.request(record.id, agent=task, holds=few(leases.held_by(task)))

@@ -29,6 +29,7 @@ class Wait(NamedTuple):
     cache: Cache
     request: protocol.AnyAcquire
     names: tuple[str, ...]
+    agent: int
 
     def __str__(self) -> str:
         return f"{' + '.join(map(repr, self.names))} at {self.factory.session.endpoint}"
@@ -51,7 +52,7 @@ def look(mine: Wait) -> None:
         if thread >= me or other.cache is mine.cache:
             # Of two threads one looks; both waits of one client are known to its daemon.
             continue
-        if _blocks(thread, mine) and _blocks(me, other) and waits.get(thread) == other:
+        if _blocks(other.agent, mine) and _blocks(mine.agent, other) and waits.get(thread) == other:
             raise Deadlock(
                 f"{mine} could never be granted: thread {thread} holds what it needs, and waits "
                 f"for {other}, for which this thread, {me}, holds what it needs. Release before "

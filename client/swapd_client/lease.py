@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from threading import get_ident
 from time import monotonic
 from typing import Any
 from weakref import ref
@@ -10,6 +9,7 @@ from weakref import ref
 from msgspec.structs import replace
 
 from swapd.shared.protocol import Granted, Placement
+from swapd_client.agents import this_thread
 from swapd_client.checks import Uncopied, check_name
 from swapd_client.errors import (
     DeviceFailed,
@@ -277,7 +277,7 @@ class Lease(BaseLease):
                 if (told.hurried or told.wanted) and cache.naps_s > LINGER_S:
                     cache.ring()
             else:
-                giving_back.end(key, record, ack=key[0] != get_ident())
+                giving_back.end(key, record, ack=key[0] != this_thread.number)
                 del cache.holders[key]
                 self.held = False
         except BaseException:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from swapd.shared import protocol
 from swapd_client import cross_deadlock
+from swapd_client.agents import this_thread
 from swapd_client.cancellation import stop_if_cancelled
 from swapd_client.checks import check_names, check_seconds
 from swapd_client.errors import SwapdError
@@ -104,7 +105,7 @@ class Leasing:
         """Return this thread's channel, for a request before which its kept leases end."""
         stop_if_cancelled()
         self.session.check()
-        me = threading.get_ident()
+        me = this_thread.number
         self.cache.each(self.giving_back.end, lambda key, _: key[0] == me)
         return self.factory.channel()
 
@@ -123,7 +124,7 @@ class Leasing:
         session = self.session
         if not session.life.usable:  # first: after a fork the cache's lock may be held for good
             session.check()
-        lease = Lease(self.giving_back, (threading.get_ident(), names))
+        lease = Lease(self.giving_back, (this_thread.number, names))
         try:
             if hold_kept(lease):
                 return lease
@@ -152,7 +153,7 @@ class Leasing:
             raise
 
     def _another(self, names: tuple[str, ...]) -> Key:
-        return (threading.get_ident(), names, next(self._numbers))
+        return (this_thread.number, names, next(self._numbers))
 
     @covered
     def give_up(self, lease: Lease, tries: int = 3) -> None:
@@ -251,7 +252,7 @@ class Leasing:
         self, lease: Lease, asked: LeaseRequest, in_place_of: int | None, *, again: bool
     ) -> None:
         self.session.check()
-        cache, holds = self.cache, self.cache.used(threading.get_ident())
+        cache, holds = self.cache, self.cache.used(this_thread.number)
         if hold_kept(lease):
             return
         if cache.holders.get(lease.key) is not lease.ref:
@@ -275,7 +276,7 @@ class Leasing:
         *,
         again: bool,
     ) -> None:
-        session, cache, me = self.session, self.cache, threading.get_ident()
+        session, cache, me = self.session, self.cache, this_thread.number
         record = record_of(session, session.next_id(), asked, me)
         since = cache.left.pop(lease.key, None)
         if since is not None:
@@ -298,7 +299,8 @@ class Leasing:
         def look() -> None:
             for one in self.readers:
                 one.drop_ahead()
-            cross_deadlock.look(cross_deadlock.Wait(self.factory, cache, request, asked.names))
+            mine = cross_deadlock.Wait(self.factory, cache, request, asked.names, me)
+            cross_deadlock.look(mine)
             if telling is not None:
                 telling.look()
 
@@ -307,7 +309,7 @@ class Leasing:
                 request, asked.timeout_s, in_place_of=in_place_of, still_waits=look
             )
         finally:
-            cross_deadlock.waits.pop(me, None)
+            cross_deadlock.waits.pop(threading.get_ident(), None)
             if telling is not None:
                 telling.end()
         if trace is not None:

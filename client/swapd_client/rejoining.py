@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from math import inf
+from threading import get_ident
 from typing import Protocol, TypeVar
 
 from swapd.shared.system import start
+from swapd_client.agents import this_thread
 from swapd_client.cancellation import cancelled, stop_if_cancelled
 from swapd_client.errors import (
     ClientClosed,
@@ -127,10 +129,10 @@ def _await_end(lost: Leasing, error: SessionEnded, until: float) -> None:
 
     Raises `error` if this thread uses a lease or changes a component, or if time is over.
     """
-    mine, life = threading.get_ident(), lost.session.life
+    life = lost.session.life
     while life.error is None or lost.in_use() or life.changed_by():
         stop_if_cancelled()
-        is_own = lost.cache.used(mine) or mine in life.changed_by()
+        is_own = lost.cache.used(this_thread.number) or get_ident() in life.changed_by()
         if is_own or time.monotonic() > until:
             raise error
         time.sleep(LOOK_S)
