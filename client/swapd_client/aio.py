@@ -268,9 +268,12 @@ class AsyncClient(Uncopied, AbstractAsyncContextManager["AsyncClient"]):
     async def _repeated(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: object) -> T:
         until = None
         while True:
+            session = self.session
             try:
                 return await call()
             except DaemonGone as exc:
+                if not session.is_over:  # as in `rejoining.repeated`
+                    raise
                 until = until or rejoining.until_of(self._client, timeout_s)
                 await self._join_next(exc, until)
 

@@ -6,9 +6,12 @@ from contextlib import closing
 
 import pytest
 
+import swapd_client
+from swapd import spawn
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Files as Message
 from swapd_client.errors import DaemonGone
+from swapd_client.session import life
 from swapd_client.session.life import Files
 from tests.threads import started
 
@@ -67,3 +70,23 @@ def test_no_wait_outlasts_the_session(files: Files) -> None:
     files.close()
     with pytest.raises(DaemonGone):
         files.get(1, writable=False)
+
+
+async def test_a_call_whose_file_never_comes_is_not_repeated_while_the_daemon_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lose(_: Files, __: Message, fds: list[OwnedFd]) -> None:
+        for fd in fds:
+            fd.close()
+
+    monkeypatch.setattr(life, "FILE_S", 0.0)
+    monkeypatch.setattr(Files, "add", lose)
+    with spawn.daemon(budget="16MiB") as daemon:
+        with swapd_client.connect(daemon.folder) as client:
+            client.register("a", {"x": b"here"})
+            with pytest.raises(DaemonGone, match="did not send file 0"):
+                client.acquire("a")
+        async with await swapd_client.connect_async(daemon.folder) as other:
+            await other.register("a", {"x": b"here"})
+            with pytest.raises(DaemonGone, match="did not send file 0"):
+                await other.acquire("a")
