@@ -7,10 +7,10 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
-from swapd_client.errors import DeviceFailed, InvalidArgument, SessionEnded
+from swapd_client.errors import InvalidArgument
 from swapd_client.finalizers import give_back_later
 from swapd_client.interrupts import to_its_end
-from swapd_client.lease import BaseLease, not_to_enter
+from swapd_client.lease import OF_A_RELEASE, BaseLease, not_to_enter
 from swapd_client.leases.record import Record
 from swapd_client.session.session import Session
 
@@ -75,7 +75,7 @@ class AsyncLease(BaseLease, AbstractAsyncContextManager["AsyncLease"]):
         return self
 
     async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
-        with suppress(SessionEnded, DeviceFailed) if exc is not None else nullcontext():
+        with suppress(*OF_A_RELEASE) if exc is not None else nullcontext():
             self.release()
 
 

@@ -12,6 +12,7 @@ from swapd.shared.protocol import Granted, Placement
 from swapd_client.agents import this_thread
 from swapd_client.checks import Uncopied, check_name
 from swapd_client.errors import (
+    ClientClosed,
     DeviceFailed,
     InvalidArgument,
     SessionEnded,
@@ -24,6 +25,9 @@ from swapd_client.leases.cache import KEEP_S, LINGER_S, UNTOLD_S, Key
 from swapd_client.leases.record import Record
 from swapd_client.session.gpu.streams import empty_cache, handle_of
 from swapd_client.session.session import Session
+
+#: Errors of a release that a block does not raise in place of its own error.
+OF_A_RELEASE = SessionEnded, ClientClosed, DeviceFailed
 
 
 class BaseLease(Uncopied):
@@ -200,7 +204,7 @@ class Lease(BaseLease):
     @covered
     def __exit__(self, kind: object, exc: BaseException | None, where: object) -> None:
         try:
-            with suppress(SessionEnded, DeviceFailed) if exc is not None else nullcontext():
+            with suppress(*OF_A_RELEASE) if exc is not None else nullcontext():
                 self.release()
         except BaseException:
             self._leave()

@@ -20,6 +20,7 @@ from swapd_client.memory.component import Component
 from swapd_client.registration import refuse_in_use
 from swapd_client.session.channel import Channel
 from swapd_client.session.gpu import streams
+from tests.processes import output_of
 from tests.threads import started
 
 
@@ -185,3 +186,22 @@ def test_a_lease_is_the_parents_though_a_thread_of_it_had_the_sessions_lock() ->
             go_on.set()
             holder.join()
         lease.release()
+
+
+EXITS_IN_A_BLOCK = """
+import os, sys
+from swapd_client import connect
+
+with connect(sys.argv[1]) as client:
+    client.register("a", {"x": b"a"})
+    with client.acquire("a"):
+        child = os.fork()
+        if not child:
+            sys.exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_exits_in_a_block_of_the_parents_has_its_own_exit_code() -> None:
+    with spawn.daemon(budget="64MiB") as daemon:
+        assert output_of(EXITS_IN_A_BLOCK, daemon.folder) == "7\n"
