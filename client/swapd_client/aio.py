@@ -353,7 +353,7 @@ class AsyncLeasing:
                 await in_thread(show, partial(session.arrivals.give_up, record))
             else:
                 show()
-            return AsyncLease(session, record, self.end, self._loop)
+            return AsyncLease(session, record, self.end)
         except BaseException:
             with suppress(SwapdError):
                 to_its_end(partial(self.end, record))

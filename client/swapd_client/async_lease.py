@@ -19,18 +19,13 @@ class AsyncLease(BaseLease, AbstractAsyncContextManager["AsyncLease"]):
     """As `swapd_client.Lease`; belongs to the task that took it. `release` never blocks."""
 
     def __init__(
-        self,
-        session: Session,
-        record: Record,
-        give_back: Callable[[Record], None],
-        loop: asyncio.AbstractEventLoop,
+        self, session: Session, record: Record, give_back: Callable[[Record], None]
     ) -> None:
         """`give_back(record)` ends the lease after its work; may be called in any thread."""
         self._session = session
         self._record = record
         self._granted = record.granted
         self._give_back = give_back
-        self._loop = loop
         self.names = record.names
         self.held = True
 
@@ -43,10 +38,7 @@ class AsyncLease(BaseLease, AbstractAsyncContextManager["AsyncLease"]):
     def __del__(self) -> None:
         if self.held and self._session.error is None and not self._session.forked:
             self._record.unmarked = True  # nobody has marked the work under it
-            try:
-                self._loop.call_soon_threadsafe(self._give_back, self._record)
-            except RuntimeError:  # the loop is closed
-                give_back_later(partial(self._give_back, self._record))
+            give_back_later(partial(self._give_back, self._record))  # the loop may not run again
             warnings.warn(
                 f"{self!r} was never released, so it ends now that no object holds it: use it in "
                 "an `async with` block, or call release()",

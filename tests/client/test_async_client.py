@@ -142,6 +142,24 @@ def test_another_loop_is_refused_and_what_outlives_the_loop_ends_all_the_same() 
         assert not other.status().components
 
 
+def test_a_lease_that_is_dropped_ends_also_while_its_loop_does_not_run() -> None:
+    with spawn.daemon(budget="16MiB") as daemon, asyncio.Runner() as runner:
+        client = runner.run(swapd_client.connect_async(daemon.folder))
+        runner.run(client.register("a", {"x": b"here"}))
+
+        async def acquire() -> Any:
+            return await client.acquire("a")
+
+        lease = runner.run(acquire())
+        assert lease.held
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+            del lease
+        with swapd_client.connect(daemon.folder) as other:
+            while other.status().components[0].leases:
+                pass
+        runner.run(client.close())
+
+
 async def test_a_lease_may_be_released_in_another_thread() -> None:
     async def use(client: swapd_client.AsyncClient) -> None:
         for _ in range(20):
