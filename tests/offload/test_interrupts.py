@@ -350,3 +350,20 @@ def test_an_interrupted_refresh_leaves_no_weights_without_hooks(client: Client) 
         attachment.detach()
         assert_private(client, model)
         assert torch.equal(model(TOKENS), result)
+
+
+def test_an_interrupted_refresh_of_a_closed_client_raises_the_interrupt(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = seeded(Model)
+    attachment = client.attach(model, NAMES)
+    result = model(TOKENS)
+
+    def interrupted() -> None:
+        client.close()  # as another thread does meanwhile
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attachment, "_again", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attachment.refresh()
+    assert torch.equal(model(TOKENS), result)

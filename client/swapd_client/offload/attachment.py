@@ -173,8 +173,14 @@ class Attachment(Uncopied, AbstractContextManager["Attachment"]):
             if self._again is not None:
                 try:
                     self._again()
-                finally:
-                    self.let_go_if_closed()
+                except SwapdError:
+                    self.let_go_if_closed()  # then that is the error to report
+                    raise
+                except BaseException:
+                    with suppress(ClientClosed):
+                        self.let_go_if_closed()
+                    raise
+                self.let_go_if_closed()
 
     def detach(self) -> None:
         """Remove all hooks, and move the weights back into ordinary private memory.
