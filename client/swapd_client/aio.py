@@ -268,11 +268,11 @@ class AsyncClient(Uncopied, AbstractAsyncContextManager["AsyncClient"]):
     async def _repeated(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: object) -> T:
         until = None
         while True:
-            session = self.session
+            life = self.session.life
             try:
                 return await call()
             except DaemonGone as exc:
-                if not session.is_over:  # as in `rejoining.repeated`
+                if not life.is_over:  # as in `rejoining.repeated`
                     raise
                 until = until or rejoining.until_of(self._client, timeout_s)
                 await self._join_next(exc, until)

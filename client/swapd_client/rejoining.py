@@ -64,11 +64,11 @@ def repeated(client: _Client, call: Callable[[], T], timeout_s: object = None) -
     """
     until = None
     while True:
-        session = client.leasing.session
+        life = client.leasing.session.life
         try:
             return call()
         except DaemonGone as exc:
-            if not session.is_over:  # the daemon is there, but did not send a file
+            if not life.is_over:  # the daemon is there, but did not send a file
                 raise
             until = until or until_of(client, timeout_s)
             client._join_next(exc, until)
@@ -85,7 +85,7 @@ def join_next(client: _Client, error: SessionEnded, until: float) -> None:
     if lost.session.forked:
         lost.session.life.leave_to_parent()
         lost.session.check()
-    if not lost.session.is_over:
+    if not lost.session.life.is_over:
         return  # another call was first
     may_wait = SessionEnded if not client.reconnect_s else (SessionEnded, type(None))
     if not isinstance(lost.session.error, may_wait):

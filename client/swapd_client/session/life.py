@@ -34,6 +34,11 @@ class Life:
         #: Threads in `changing`, by block.
         self._changing: dict[object, int] = {}
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the session has ended, or its daemon is about to end."""
+        return self.error is not None or self.deserted
+
     def check(self) -> None:
         """Raise the reason if requests are no longer possible."""
         if self.usable:

@@ -131,11 +131,6 @@ class Session:
     def error(self) -> SwapdError | None:
         return self.life.error
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended, or its daemon is about to."""
-        return self.error is not None or self.life.deserted
-
     def has(self, part: Part) -> bool:
         """Whether a component is registered here, or waits for the next daemon."""
         return self.components.get(part.name) is part
