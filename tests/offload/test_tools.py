@@ -134,6 +134,21 @@ def test_a_tool_leaves_the_model_that_it_would_leave_elsewhere(
     assert same(dict(model.state_dict()), dict(twin.state_dict()))
 
 
+def test_parametrizations_of_weights_that_require_gradients_are_removed(client: Client) -> None:
+    """In grad mode torch calls a parametrization to see whether its result requires gradients."""
+    torch.manual_seed(0)
+    model, x = Layers().eval(), X
+    with torch.no_grad():
+        expected = model(x)
+    with client.attach({"dit": model}):
+        evict(client, "dit")
+        unparametrized(model)
+        evict(client, "dit")
+        with torch.no_grad():
+            assert torch.allclose(model(x), expected)
+        assert model.parametrized.weight.requires_grad
+
+
 def test_weights_are_averaged_and_copied_one_by_one(client: Client) -> None:
     model, twin = made(Plain), made(Plain)
     with client.attach({"dit": model}):

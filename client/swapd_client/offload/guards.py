@@ -118,6 +118,13 @@ def writable(*what: Module | torch.Tensor) -> AbstractContextManager[None]:
     return edited(found, owners(found)) if found else nullcontext()
 
 
+def held(module: Module) -> AbstractContextManager[object]:
+    """Return a `with` block that holds what a call of `module` holds, if it is in a component."""
+    its = guard_of(module)
+    around = [one for one in its.weights if one.has_inside(module)] if its else []
+    return around[0].hold(module) if around else nullcontext()
+
+
 def owners(found: Iterable[Covered]) -> list[ComponentWeights]:
     return list(dict.fromkeys(weights for _, _, weights in found))
 

@@ -185,7 +185,7 @@ class Installer:
             self._client,
             one.name,
             parts,
-            lambda: self._attachment.use(one.name),
+            lambda *what: self._attachment.use(*(what or [one.name])),
             frozenset(one.module.modules()),
         )
         for root in self._roots.values():

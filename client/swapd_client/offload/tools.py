@@ -31,6 +31,13 @@ def _write(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
 
+def _write_held(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """For functions that call the module's own parts, in grad mode too, and keep no graph."""
+    modules = _among(args, kwargs, Module)
+    with guards.writable(*modules), guards.held(modules[0]):
+        return function(*args, **kwargs)
+
+
 def _write_layers(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """For functions that write to layers one by one, each by a function of its own."""
     modules = _among(args, kwargs, Module)
@@ -67,7 +74,7 @@ TOOLS: Mapping[tuple[str, str], Mapping[str, Run]] = {
     ("torch.nn.init", ""): {"*_": _write},
     ("torch.nn.utils.fusion", ""): {"fuse_*_weights": _write},
     ("torch.nn.utils.parametrizations", ""): {"spectral_norm": _write, "orthogonal": _write},
-    ("torch.nn.utils.parametrize", ""): {"re*_parametrization*": _write},
+    ("torch.nn.utils.parametrize", ""): {"re*_parametrization*": _write_held},
     ("torch.nn.utils.prune", ""): {"global_unstructured": _write},
     ("torch.nn.utils.prune", "BasePruningMethod"): {"apply": _write, "remove": _write},
     ("torch.nn.utils.spectral_norm", "SpectralNorm"): {"apply": _write, "remove": _write},

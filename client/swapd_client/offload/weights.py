@@ -23,8 +23,8 @@ from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.scope import here
 from swapd_client.offload.update_barrier import quiet
 
-#: Acquires all of the components.
-_HoldAll = Callable[[], AbstractContextManager[object]]
+#: Acquires all of the components; given a module in one, what a call of it holds.
+_Hold = Callable[..., AbstractContextManager[object]]
 Values = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -34,7 +34,7 @@ class Changes:
     def __init__(self) -> None:
         #: New values by client, component and name.
         self._clean: dict[AttachClient, dict[str, dict[str, torch.Tensor]]] = {}
-        self.mutable: list[tuple[_HoldAll, torch.Tensor, torch.Tensor]] = []
+        self.mutable: list[tuple[_Hold, torch.Tensor, torch.Tensor]] = []
         #: Components that a call may hold part by part, or that are written in place.
         self.in_steps: dict[AttachClient, set[str]] = {}
 
@@ -59,7 +59,7 @@ class Changes:
             holds.append(lambda: quiet(self.in_steps))
         self._apply_under(holds, also)
 
-    def _apply_under(self, holds: Sequence[_HoldAll], also: Callable[[], None]) -> None:
+    def _apply_under(self, holds: Sequence[_Hold], also: Callable[[], None]) -> None:
         if holds:  # not an ExitStack: an interrupt in it would leave what it has entered
             with holds[0]():
                 return self._apply_under(holds[1:], also)
@@ -77,7 +77,7 @@ class ComponentWeights:
         client: AttachClient,
         name: str,
         components: Sequence[Part],
-        hold: _HoldAll | None = None,
+        hold: _Hold | None = None,
         inside: Collection[torch.nn.Module] | None = None,
     ) -> None:
         """`hold`: replaces an acquire, for callers that count each thread's leases.
@@ -91,19 +91,19 @@ class ComponentWeights:
         self._client = client
         self._components = sorted(components, key=lambda part: part.address)
         self._addresses = [part.address for part in self._components]
-        self._hold = hold or (lambda: client.leasing.take(tuple(part.name for part in components)))
+        self.hold = hold or (lambda *_: client.leasing.take(tuple(part.name for part in components)))
 
     def covers(self, tensor: torch.Tensor) -> bool:
         return any(self._owner(start_of(one)) is not None for _, one in leaves("", tensor))
 
     def copies(self) -> Copies:
-        return Copies(self._client.session, self._owner, self._hold)
+        return Copies(self._client.session, self._owner, self.hold)
 
     def change(self, values: Values, changes: Changes) -> None:
         for tensor, value in _unwrapped(values):
             part = self._owner(start_of(tensor))
             if part is None or part.mutable:
-                changes.mutable.append((self._hold, tensor, value))
+                changes.mutable.append((self.hold, tensor, value))
                 self.quieten(changes)
             else:
                 changes.add(self._client, part, _name_in(part, tensor), value)
