@@ -105,3 +105,20 @@ def test_what_is_private_again_may_be_cast(client: Client, end: Callable[[Lent],
     end(lent)
     lent.module.half()
     assert same(lent.module.state_dict(), lent.twin.half().state_dict())
+
+
+def test_a_move_is_tried_on_like_weights_once_whatever_the_depth(client: Client) -> None:
+    """Each level of the model asked again for all below it: seconds for thousands of modules."""
+    model: nn.Module = nn.Linear(2, 2)
+    for _ in range(8):
+        model = nn.Sequential(model, nn.Linear(2, 2))
+    tried: list[torch.Tensor] = []
+
+    def nothing(tensor: torch.Tensor) -> torch.Tensor:
+        tried.append(tensor)
+        return tensor
+
+    with client.attach({"dit": model}):
+        for _ in range(2):
+            model._apply(nothing)
+    assert sorted(tuple(t.shape) for t in tried) == [(2,), (2,), (2, 2), (2, 2)]

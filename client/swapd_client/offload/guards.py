@@ -6,6 +6,7 @@ its own Guard, so they may be used through any parent. Methods of other librarie
 weights run in an edit; other code that writes needs `attachment.edit(...)`.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -202,10 +203,14 @@ class Guard(Marker):
         return plain.__reduce_ex__(protocol)
 
     def _fill(
-        self, memo: dict[int, Any], copy: Callable[[torch.Tensor, Copies], torch.Tensor]
+        self, memo: dict[Any, Any], copy: Callable[[torch.Tensor, Copies], torch.Tensor]
     ) -> None:
+        filled: set[Module] = memo.setdefault(_GUARD, set())
+        if self.module in filled:  # for a module around it
+            return
         made = CopiesByOwner()
         for module in self.module.modules():
+            filled.add(module)
             if (its := guard_of(module)) is None:
                 continue
             for tensor in tensors_of(module):
@@ -213,11 +218,18 @@ class Guard(Marker):
                     memo[id(tensor)] = copy(tensor, made[weights])
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        before = _moving.by
+        if before is fn:  # a module around it has asked
+            return self._apply_checked(fn, recurse)
+        _refuse_moves(self.module.named_modules() if recurse else [("", self.module)], fn)
+        try:
+            _moving.by = fn
+            return self._apply_checked(fn, recurse)
+        finally:
+            _moving.by = before
+
+    def _apply_checked(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> Any:
         module: Any = self.module
-        for path, one in module.named_modules() if recurse else [("", module)]:
-            its = guard_of(one)
-            for tensor, name, weights in () if its is None else its.covered():
-                _refuse_move(f"{path}.{name}".lstrip("."), tensor, fn, weights.name)
         mine = {name for _, name, _ in self.covered()}
         if not mine:
             return self.method("_apply")(fn, recurse)
@@ -288,11 +300,32 @@ class _StateDictHook(Marker):
 # --- casts and moves ---------------------------------------------------------------------
 
 
+class _Moving(threading.local):
+    #: The function that this thread applies to a module, and that has been tried on its weights.
+    by: object = None
+
+
+_moving = _Moving()
+
+
+def _refuse_moves(
+    modules: Iterable[tuple[str, Module]], fn: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    tried = set[object]()
+    for path, module in modules:
+        its = guard_of(module)
+        for tensor, name, weights in () if its is None else its.covered():
+            probe = _like(tensor)
+            kind = probe.shape, probe.stride(), probe.dtype, probe.device
+            if kind not in tried:
+                tried.add(kind)
+                _refuse_move(f"{path}.{name}".lstrip("."), probe, fn, weights.name)
+
+
 def _refuse_move(
-    name: str, tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor], component: str
+    name: str, probe: Any, fn: Callable[[torch.Tensor], torch.Tensor], component: str
 ) -> None:
     """Raise NotWhileAttached unless `fn`, tried on a few elements like these, changes nothing."""
-    probe = _like(tensor)
     shared = probe.is_shared()
     with torch.no_grad():
         made: Any = fn(probe)

@@ -71,6 +71,7 @@ def _copy(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 #: Patterns of names, by module and class (with its subclasses) or "".
 TOOLS: Mapping[tuple[str, str], Mapping[str, Run]] = {
     ("torch._tensor", "Tensor"): {"__deepcopy__": _copy},
+    ("torch.func", ""): {"stack_module_state": _write},  # it reads them
     ("torch.nn.init", ""): {"*_": _write},
     ("torch.nn.utils.fusion", ""): {"fuse_*_weights": _write},
     ("torch.nn.utils.parametrizations", ""): {"spectral_norm": _write, "orthogonal": _write},

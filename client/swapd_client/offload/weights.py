@@ -91,7 +91,8 @@ class ComponentWeights:
         self._client = client
         self._components = sorted(components, key=lambda part: part.address)
         self._addresses = [part.address for part in self._components]
-        self.hold = hold or (lambda *_: client.leasing.take(tuple(part.name for part in components)))
+        names = tuple(part.name for part in components)
+        self.hold = hold or (lambda *_: client.leasing.take(names))
 
     def covers(self, tensor: torch.Tensor) -> bool:
         return any(self._owner(start_of(one)) is not None for _, one in leaves("", tensor))
@@ -100,13 +101,16 @@ class ComponentWeights:
         return Copies(self._client.session, self._owner, self.hold)
 
     def change(self, values: Values, changes: Changes) -> None:
+        names: dict[Part, dict[object, str]] = {}
         for tensor, value in _unwrapped(values):
             part = self._owner(start_of(tensor))
             if part is None or part.mutable:
                 changes.mutable.append((self.hold, tensor, value))
                 self.quieten(changes)
             else:
-                changes.add(self._client, part, _name_in(part, tensor), value)
+                if part not in names:
+                    names[part] = _names_in(part)
+                changes.add(self._client, part, _name_in(part, names[part], tensor), value)
 
     def quieten(self, changes: Changes) -> None:
         changes.quieten(self._client, [part.name for part in self._components])
@@ -143,13 +147,16 @@ def _unwrapped(values: Values) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             yield mine, its
 
 
-def _name_in(part: Part, tensor: torch.Tensor) -> str:
+def _names_in(part: Part) -> dict[object, str]:
     layout = part.layout
     assert isinstance(layout, PlacedTensors)
-    sought = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.data_ptr() - part.address)
-    for placed in layout.placed:
-        if placed[1:] == sought:
-            return placed.name
+    return {placed[1:]: placed.name for placed in reversed(layout.placed)}
+
+
+def _name_in(part: Part, names: dict[object, str], tensor: torch.Tensor) -> str:
+    place = tensor.data_ptr() - part.address
+    if name := names.get((tensor.dtype, tuple(tensor.shape), tensor.stride(), place)):
+        return name
     raise NotWhileAttached(
         f"a view of weights of {part.name!r}, which are in swapd, was written to: the weights keep "
         "their old bytes. Do this in `with attachment.edit(...)`"
