@@ -54,6 +54,24 @@ def test_an_adapter_is_told_of_once_and_registered_by_refresh(
     assert torch.equal(model.transformer(X), expected)
 
 
+def test_a_module_outside_that_is_tied_to_a_weight_after_attach_is_told_of(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = seeded(Model)
+    model.head = nn.Linear(WIDTH, 100, bias=False)
+    told = "a Linear outside of 'text_encoder'"
+    with client.attach(model) as attachment, torch.inference_mode():
+        model.text_encoder.layers[0].weight = model.text_encoder.layers[1].weight
+        assert told not in caplog.text
+        for _ in range(2):
+            model.head.weight = model.text_encoder.embed.weight
+        assert caplog.text.count(told) == 1
+        with attachment.use("text_encoder"):
+            expected = model.head(X)
+        attachment.refresh()
+        assert_comes_back(client, model.head, X, expected, "text_encoder")
+
+
 def test_a_replaced_child_and_a_replaced_component_are_taken_in(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -166,6 +166,14 @@ def test_weights_are_averaged_and_copied_one_by_one(client: Client) -> None:
         assert same(copies[2], twin.first.weight[1:])
 
 
+def test_an_ensemble_is_stacked_of_attached_models(client: Client) -> None:
+    models, twins = [made(Plain), made(Plain)], [made(Plain), made(Plain)]
+    with client.attach({"a": models[0], "b": models[1]}):
+        evict(client, "a", "b")
+        stacked, _ = torch.func.stack_module_state(models)
+    assert same(stacked, torch.func.stack_module_state(twins)[0])
+
+
 def test_a_tool_that_changes_a_shape_is_refused_by_name(client: Client) -> None:
     model = made()
 

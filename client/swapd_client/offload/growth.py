@@ -90,17 +90,36 @@ def rest() -> None:
 
 
 @uncompiled
-def _note(module: Module, new: object) -> None:
+def _note(module: Module, name: str, new: object) -> None:
     tools.look()
     _refuse(module, new)
     guards.follow(module, new)
+    if isinstance(new, torch.Tensor) and module._parameters.get(name) is not new:
+        _tell_of_tied(module, new)
     if new is not None:
         for growth in tuple(_watched.get(module, ())):
             growth.changed = True
 
 
+def _tell_of_tied(module: Module, new: torch.Tensor) -> None:
+    owner = guards.owner_of(new)
+    if owner is None or owner.has_inside(module):
+        return
+    growths = {growth for watching in tuple(_watched.values()) for growth in watching}
+    if any(module in growth.modules().values() for growth in growths):
+        return
+    log.warning(
+        "a %s outside of %r got a weight of it after attach: its calls would read that without a "
+        "lease. If it is in the attached model, call refresh() of the attachment; else hold the "
+        "weight: with attachment.use(%r)",
+        type(module).__name__,
+        owner.name,
+        owner.name,
+    )
+
+
 def _registered(module: Module, name: str, new: object) -> None:
-    _note(module, new)
+    _note(module, name, new)
 
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
