@@ -120,5 +120,5 @@ def test_a_move_is_tried_on_like_weights_once_whatever_the_depth(client: Client)
 
     with client.attach({"dit": model}):
         for _ in range(2):
-            model._apply(nothing)
+            model._apply(nothing)  # type: ignore[no-untyped-call]
     assert sorted(tuple(t.shape) for t in tried) == [(2,), (2,), (2, 2), (2, 2)]
