@@ -2,6 +2,7 @@
 
 import gc
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -86,6 +87,32 @@ def test_a_replaced_child_and_a_replaced_component_are_taken_in(
         evict(client, "transformer~2", "vae", "vae~2")
         assert torch.equal(model.transformer(X), expected[0])
         assert torch.equal(model.vae.decode(X), expected[1])
+
+
+class Around(nn.Module):
+    """Blocks of a model that hold the model, as Cache-DiT's do."""
+
+    def __init__(self, model: nn.Module, blocks: nn.Module) -> None:
+        super().__init__()
+        self.model, self.blocks = model, blocks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.blocks(x)
+        return out
+
+
+def test_a_model_whose_blocks_are_exchanged_at_each_call_does_not_grow(client: Client) -> None:
+    """As by Cache-DiT: with twice the work at each call, these would never end."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)).eval()
+    blocks, x = model[1], torch.randn(4, WIDTH)
+    with torch.no_grad(), client.attach({"dit": model}):
+        expected = model(x)
+        around = Around(model, blocks)
+        for _ in range(60):
+            with mock.patch.object(model, "1", around):
+                assert torch.equal(model(x), expected)
+        evict(client, "dit")
+        assert torch.equal(model(x), expected)
 
 
 def test_what_a_model_has_lost_is_private_and_may_be_called(client: Client) -> None:

@@ -61,15 +61,20 @@ def guard(module: Module, weights: ComponentWeights, to_undo: ToUndo) -> None:
 def follow(module: Module, new: object) -> None:
     """Guard a module that a guarded one has gained: it may have tensors of the other's."""
     its = guard_of(module)
-    if its is not None and isinstance(new, Module):
-        for weights in list(its.weights):
+    if its is None or not isinstance(new, Module):
+        return
+    known = guard_of(new)  # once is enough: Cache-DiT exchanges a model's blocks at each call
+    for weights in list(its.weights):
+        if known is None or weights not in known.weights:
             _guard(new, weights)
 
 
 def _guard(module: Module, weights: ComponentWeights) -> None:
-    for one in module.modules():
+    for one in reversed(list(module.modules())):  # `follow` looks at the outermost
         weights.guarded.append(one)  # first: an interrupt may come in between
-        (guard_of(one) or Guard(one)).weights.append(weights)
+        its = guard_of(one) or Guard(one)
+        if weights not in its.weights:
+            its.weights.append(weights)
 
 
 def _living() -> list[ComponentWeights]:
