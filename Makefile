@@ -16,6 +16,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# What takes longest is shown: a test that waits for work that grows hides a defect of the product.
+SLOWEST := --durations=20 --durations-min=5
 # make test-vllm VLLM_VERSION=0.32: another version than requirements.txt has, without vllm-omni
 VLLM_VERSION :=
 VLLM_VENV := .venv-vllm$(VLLM_VERSION:%=-%)
@@ -44,7 +46,7 @@ check: .venv/ready
 # Four processes and their daemons share two cores: further threads of torch would spin for them.
 UNIT :=
 unit: .venv/ready
-	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist worksteal $(UNIT)
+	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist worksteal $(SLOWEST) $(UNIT)
 
 # The least versions that pyproject.toml allows: their own deprecations are not ours.
 AT_FLOORS := tests/cli/test_help.py tests/cli/test_log_selection.py tests/cli/test_status.py \
@@ -106,7 +108,7 @@ TESTS ?= tests/vllm
 ISA ?=
 VLLM_PROCESSES := 2
 test-vllm: $(VLLM_VENV)/ready
-	env -u PYTHONDONTWRITEBYTECODE TESTS_VLLM_ISA=$(ISA) $(VLLM)/python -m pytest --numprocesses $(VLLM_PROCESSES) --dist loadfile $(TESTS)
+	env -u PYTHONDONTWRITEBYTECODE TESTS_VLLM_ISA=$(ISA) $(VLLM)/python -m pytest --numprocesses $(VLLM_PROCESSES) --dist loadfile $(SLOWEST) $(TESTS)
 
 # Two versions at a time, each with one process, which imports and compiles its vLLM once: while one
 # is installed, which waits for the network and the disk, the tests of the other run.

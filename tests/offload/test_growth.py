@@ -1,6 +1,7 @@
 """Parameters added after `attach` are reported once, and registered by `refresh`."""
 
 import gc
+import weakref
 from typing import Any
 from unittest import mock
 
@@ -113,6 +114,17 @@ def test_a_model_whose_blocks_are_exchanged_at_each_call_does_not_grow(client: C
                 assert torch.equal(model(x), expected)
         evict(client, "dit")
         assert torch.equal(model(x), expected)
+
+
+def test_a_module_that_was_replaced_is_nobodys(client: Client) -> None:
+    """A head for each request, say, would stay until detach."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)).eval()
+    with client.attach({"dit": model}):
+        model[1] = nn.Linear(WIDTH, 4)
+        replaced = weakref.ref(model[1])
+        model[1] = nn.Linear(WIDTH, 4)
+        gc.collect()
+        assert replaced() is None
 
 
 def test_what_a_model_has_lost_is_private_and_may_be_called(client: Client) -> None:

@@ -50,8 +50,9 @@ def guard(module: Module, weights: ComponentWeights, to_undo: ToUndo) -> None:
 
     def undo() -> None:
         _guarded.pop(weights, None)
-        for one in filter(None, map(guard_of, weights.guarded)):
-            one.forget(weights)
+        for ref in weights.guarded.keyrefs():
+            if (module := ref()) is not None and (its := guard_of(module)) is not None:
+                its.forget(weights)
 
     to_undo(undo)
     _guard(module, weights)
@@ -71,7 +72,7 @@ def follow(module: Module, new: object) -> None:
 
 def _guard(module: Module, weights: ComponentWeights) -> None:
     for one in reversed(list(module.modules())):  # `follow` looks at the outermost
-        weights.guarded.append(one)  # first: an interrupt may come in between
+        weights.guarded[one] = None  # first: an interrupt may come in between
         its = guard_of(one) or Guard(one)
         if weights not in its.weights:
             its.weights.append(weights)

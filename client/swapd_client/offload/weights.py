@@ -10,6 +10,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -86,7 +87,8 @@ class ComponentWeights:
         """
         self.name = name
         #: Modules that have, or may get, its tensors.
-        self.guarded: list[torch.nn.Module] = []
+        #: As a set. `keyrefs` may be listed while other threads add some.
+        self.guarded: WeakKeyDictionary[torch.nn.Module, None] = WeakKeyDictionary()
         self._inside = inside
         self._client = client
         self._components = sorted(components, key=lambda part: part.address)
