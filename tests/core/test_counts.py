@@ -241,6 +241,13 @@ def test_the_last_wasted_loads_say_how_long_they_took_and_what_was_found() -> No
     assert status.wasted(w.ledger, w.now) == protocol.WastedLoads(1.0, 14.0, 7.0, 1)
 
 
+def test_wasted_loads_of_what_is_gone_count_no_more_and_the_others_do() -> None:
+    w = a_pair()
+    in_turn(w, 5, "a", "b")
+    w.unregister(w.owner["a"], "a")
+    assert [name for _, name, *_ in w.ledger.wasted] == ["b"] * (WASTED_LAST // 2)
+
+
 def test_a_load_long_after_its_component_left_is_not_wasted() -> None:
     w = a_pair()
     in_turn(w, 6, "a", "b", pause_s=WASTED_S)
