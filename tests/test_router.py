@@ -190,3 +190,11 @@ async def test_an_answer_that_cannot_be_sent_is_a_refusal_and_costs_no_other(
         assert "Status" in caplog.text
         done = protocol.decode_reply(await asyncio.to_thread(socket.recv))
         assert done == protocol.Done(8)
+
+
+async def test_a_handler_that_fails_is_told_of(tmp_path: Path) -> None:
+    """It is a bug of the daemon, which then ends, in place of a request without an answer."""
+    async with asked(tmp_path) as made:
+        made.socket.send(protocol.encode(protocol.StatusRequest(2)))  # `asked` takes one
+        with pytest.raises(asyncio.InvalidStateError):
+            await asyncio.wait_for(made.said, 30)
