@@ -34,11 +34,12 @@ from swapd_client.offload.copies import (
     tensors_of,
 )
 from swapd_client.offload.ownership import own_parameters
+from swapd_client.offload.scope import living
 from swapd_client.offload.weights import ComponentWeights, CopiesByOwner, Covered, edited, edits
 
 _GUARD = "_swapd_guard"
 
-#: All weights that have guards. `keyrefs` may be listed while other threads add some.
+#: All weights that have guards.
 _guarded: "weakref.WeakKeyDictionary[ComponentWeights, None]" = weakref.WeakKeyDictionary()
 
 
@@ -50,9 +51,8 @@ def guard(module: Module, weights: ComponentWeights, to_undo: ToUndo) -> None:
 
     def undo() -> None:
         _guarded.pop(weights, None)
-        for ref in weights.guarded.keyrefs():
-            if (module := ref()) is not None and (its := guard_of(module)) is not None:
-                its.forget(weights)
+        for one in filter(None, map(guard_of, living(weights.guarded))):
+            one.forget(weights)
 
     to_undo(undo)
     _guard(module, weights)
@@ -78,20 +78,16 @@ def _guard(module: Module, weights: ComponentWeights) -> None:
             its.weights.append(weights)
 
 
-def _living() -> list[ComponentWeights]:
-    return [one for weights in _guarded.keyrefs() if (one := weights()) is not None]
-
-
 def guard_of(module: Module) -> "Guard | None":
     return vars(module).get(_GUARD)
 
 
 def is_any() -> bool:
-    return bool(_living())
+    return bool(living(_guarded))
 
 
 def owner_of(tensor: torch.Tensor) -> ComponentWeights | None:
-    return next((one for one in _living() if one.covers(tensor)), None)
+    return next((one for one in living(_guarded) if one.covers(tensor)), None)
 
 
 def covered(*what: Module | torch.Tensor) -> list[Covered]:
@@ -128,7 +124,7 @@ def writable(*what: Module | torch.Tensor) -> AbstractContextManager[None]:
 def held(module: Module) -> AbstractContextManager[object]:
     """Return a `with` block that holds what a call of `module` holds, if it is in a component."""
     its = guard_of(module)
-    around = [one for one in its.weights if one.has_inside(module)] if its else []
+    around = its.around() if its else []
     return around[0].hold(module) if around else nullcontext()
 
 
@@ -162,6 +158,10 @@ class Guard(Marker):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Guard":
         return self  # a class that copies attributes by hand gets the guard; the copy then drops it
+
+    def around(self) -> list[ComponentWeights]:
+        """Return the weights of components whose calls run the module."""
+        return [one for one in self.weights if one.has_inside(self.module)]
 
     def forget(self, weights: ComponentWeights) -> None:
         """Stop guarding these weights. Remove the guard if it guards no others."""
@@ -264,7 +264,7 @@ class Guard(Marker):
             with state_dict.in_place(module, stand_in):  # a bound function that knows the module
                 method(*arguments)
 
-        calls = [weights for weights in self.weights if weights.has_inside(module)]
+        calls = self.around()
         # tensors not to be written in place; all of them, if calls of a component run the module
         staged = (
             (name, tensor, weights)

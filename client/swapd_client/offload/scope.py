@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -28,9 +28,10 @@ from swapd_client.memory.part import Part
 from swapd_client.offload.lender import AttachClient
 from swapd_client.session.session import Session
 
+T = TypeVar("T")
+
+
 # Made at every forward; msgspec runs no Python code for it.
-
-
 class Entry(msgspec.Struct, eq=False):
     """One call, or one `with` block, that holds something."""
 
@@ -319,12 +320,16 @@ def kept_between_calls(client: AttachClient, within_s: float) -> Generator[None,
         to_its_end(request.end)
 
 
-#: `keyrefs` may be listed while other threads add some.
 _scopes: "weakref.WeakKeyDictionary[Scope, None]" = weakref.WeakKeyDictionary()
 
 
 def scopes() -> list[Scope]:
-    return [scope for ref in _scopes.keyrefs() if (scope := ref()) is not None]
+    return living(_scopes)
+
+
+def living(known: "weakref.WeakKeyDictionary[T, None]") -> list[T]:
+    """Return the keys that still live. Other threads may add some meanwhile."""
+    return [one for ref in known.keyrefs() if (one := ref()) is not None]
 
 
 class _ThreadScope(threading.local):

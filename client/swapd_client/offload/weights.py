@@ -86,8 +86,7 @@ class ComponentWeights:
         `inside`: the modules in the component; None: all that are guarded for it.
         """
         self.name = name
-        #: Modules that have, or may get, its tensors.
-        #: As a set. `keyrefs` may be listed while other threads add some.
+        #: Modules that have, or may get, its tensors, as a set.
         self.guarded: WeakKeyDictionary[torch.nn.Module, None] = WeakKeyDictionary()
         self._inside = inside
         self._client = client
