@@ -315,9 +315,15 @@ def default_folder(device: str) -> Path:
 
 
 def _runtime_folders() -> Path:
-    base = Path(os.environ.get("XDG_RUNTIME_DIR", ""))  # noqa: TID251
-    # a relative one is to be ignored: each working folder would have a daemon of its own
-    return base / "swapd" if base.is_absolute() else Path(f"/tmp/swapd-{os.getuid()}")
+    base = _absolute("XDG_RUNTIME_DIR")
+    return base / "swapd" if base else Path(f"/tmp/swapd-{os.getuid()}")
+
+
+def _absolute(variable: str) -> Path | None:
+    """Ignore a relative path, as XDG's specification says: each working folder would have a daemon
+    of its own."""
+    path = Path(os.environ.get(variable, ""))  # noqa: TID251
+    return path if path.is_absolute() else None
 
 
 def logs_left_by(folder: Path) -> list[Path]:
@@ -326,10 +332,9 @@ def logs_left_by(folder: Path) -> list[Path]:
 
 
 def state_folder() -> Path:
-    base = Path(os.environ.get("XDG_STATE_HOME", ""))  # noqa: TID251
     try:
         usual = Path("~/.local/state")
-        return (base if base.is_absolute() else usual.expanduser().absolute()) / "swapd"
+        return (_absolute("XDG_STATE_HOME") or usual.expanduser().absolute()) / "swapd"
     except RuntimeError:  # without $HOME, this user has none, as in some containers
         return _runtime_folders()
 
