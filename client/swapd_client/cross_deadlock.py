@@ -27,9 +27,8 @@ class Wait(NamedTuple):
 
     factory: ChannelFactory
     cache: Cache
-    request: protocol.AnyAcquire
+    request: protocol.Acquire | protocol.AcquireWorkspace
     names: tuple[str, ...]
-    agent: int
 
     def __str__(self) -> str:
         return f"{' + '.join(map(repr, self.names))} at {self.factory.session.endpoint}"
@@ -44,15 +43,14 @@ def look(mine: Wait) -> None:
 
     Called from time to time in the waiting thread.
     """
-    if isinstance(mine.request, protocol.AcquireStart):
-        return  # no lease is in its way
     me = threading.get_ident()
     waits[me] = mine
     for thread, other in waits.copy().items():
         if thread >= me or other.cache is mine.cache:
             # Of two threads one looks; both waits of one client are known to its daemon.
             continue
-        if _blocks(other.agent, mine) and _blocks(mine.agent, other) and waits.get(thread) == other:
+        theirs, ours = other.request.agent, mine.request.agent
+        if _blocks(theirs, mine) and _blocks(ours, other) and waits.get(thread) == other:
             raise Deadlock(
                 f"{mine} could never be granted: thread {thread} holds what it needs, and waits "
                 f"for {other}, for which this thread, {me}, holds what it needs. Release before "

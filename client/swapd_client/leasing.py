@@ -299,8 +299,8 @@ class Leasing:
         def look() -> None:
             for one in self.readers:
                 one.drop_ahead()
-            mine = cross_deadlock.Wait(self.factory, cache, request, asked.names, me)
-            cross_deadlock.look(mine)
+            if not isinstance(request, protocol.AcquireStart):  # no lease is in its way
+                cross_deadlock.look(cross_deadlock.Wait(self.factory, cache, request, asked.names))
             if telling is not None:
                 telling.look()
 
