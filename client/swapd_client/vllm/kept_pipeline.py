@@ -38,7 +38,18 @@ class KeptPipeline(KeptStart):
     _read: Mapping[str, Module] = {}
 
     def _key_now(self) -> str:
-        return key_of(self._worker)
+        config = self._worker.od_config
+        if not (files := files_in(_folder(config))):
+            return ""
+        more: Mapping[str, object] = config.additional_config or {}
+        said = {one.name: repr(getattr(config, one.name)) for one in fields(config)}
+        made_from = (
+            *machine(self._worker),
+            [(name, said[name]) for name in sorted(said.keys() - _LEFT_OUT)],
+            {name: value for name, value in more.items() if name != KEY},
+            files,
+        )
+        return hashed(repr(made_from).encode())
 
     def _load(self, read: partial[None], loader: Any, model: Any) -> None:
         if self._begun or read.keywords:
@@ -85,13 +96,13 @@ class KeptPipeline(KeptStart):
     def _is_kept(self, loader: Any, model: Any) -> bool:
         if not has_any(self._status().kept, self._key):
             return False
-        try:
-            for module in self._sources(loader, model).values():
-                if callable(load := getattr(module, "load_weights", None)):
-                    load(iter(()))
-        except Exception as exc:  # noqa: BLE001 - as in `of`
-            self._give_up(exc)
+        self._tried(partial(self._load_nothing, loader, model))
         return super()._is_kept(loader, model)
+
+    def _load_nothing(self, loader: Any, model: Any) -> None:
+        for module in self._sources(loader, model).values():
+            if callable(load := getattr(module, "load_weights", None)):
+                load(iter(()))
 
     def _fingerprint(self, loader: Any, model: Any) -> str:
         self._read = self._sources(loader, model)
@@ -129,22 +140,6 @@ def _noting(model: Any) -> Iterator[set[str]]:
         yield names
     finally:
         del model.load_weights
-
-
-def key_of(worker: Any) -> str:
-    """See `KeptStart._key_now`."""
-    config = worker.od_config
-    if not (files := files_in(_folder(config))):
-        return ""
-    more: Mapping[str, object] = config.additional_config or {}
-    said = {one.name: repr(getattr(config, one.name)) for one in fields(config)}
-    made_from = (
-        *machine(worker),
-        [(name, said[name]) for name in sorted(said.keys() - _LEFT_OUT)],
-        {name: value for name, value in more.items() if name != KEY},
-        files,
-    )
-    return hashed(repr(made_from).encode())
 
 
 def _folder(config: Any) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch.nn import Module
@@ -29,6 +29,8 @@ READER = 1
 _FILES = 10_000
 
 _PACKAGES = ("vllm", "vllm_omni", "torch", "transformers", "triton", "flashinfer")
+
+T = TypeVar("T")
 
 
 class KeptStart(ABC):
@@ -98,10 +100,16 @@ class KeptStart(ABC):
 
     def _print(self, loader: Any, model: Any) -> None:
         """Take the fingerprint of what is read, before or after it is."""
+        printed = partial(self._fingerprint, loader, model)
+        self._loaded = (self._tried(printed) if self._key else None) or ""
+
+    def _tried(self, take: Callable[[], T]) -> T | None:
+        """Return `take()`. If it raises, the weights are not kept."""
         try:
-            self._loaded = self._key and self._fingerprint(loader, model)
+            return take()
         except Exception as exc:  # noqa: BLE001 - as in `of`
             self._give_up(exc)
+            return None
 
     def _give_up(self, why: Exception) -> None:
         log.info("the weights of %s cannot be kept: %s", self._name, _said(why))
@@ -116,12 +124,12 @@ class KeptStart(ABC):
             return None
         if not self.is_unread and packed_bytes(models, found_in(models)):
             return None
-        try:
-            if self._key_now() == self._key:
-                return Content(self._key, self._loaded, fingerprint(models), self.is_unread)
-        except Exception as exc:  # noqa: BLE001 - as in `of`
-            self._give_up(exc)
-        return None
+        return self._tried(partial(self._content, models))
+
+    def _content(self, models: Mapping[str, Module]) -> Content | None:
+        if self._key_now() != self._key:
+            return None
+        return Content(self._key, self._loaded, fingerprint(models), self.is_unread)
 
 
 def _said(why: Exception) -> str:

@@ -97,18 +97,12 @@ class KeptWeights(KeptStart):
         elif self._begun > len(_models(self._worker.vllm_config)):
             self._key = ""  # one whose files are not in the key
         else:
-            self._check(model)
+            self._tried(partial(_refuse, model))
         if self.is_unread and self._key:
             return
         read()
         if first:
             self._print(loader, model)
-
-    def _check(self, model: Module) -> None:
-        try:
-            _refuse(model)
-        except NotKept as exc:
-            self._give_up(exc)
 
     def _fingerprint(self, _: Any, model: Module) -> str:
         _refuse(model)
